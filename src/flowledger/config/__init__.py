@@ -1,0 +1,1 @@
+"""What you ask for: RunConfig, frozen and checked at birth."""

@@ -1,0 +1,119 @@
+"""Turns what pydantic has to say about a configuration into one line a fault: place, key, value, rule, way out."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from flowledger.config.schema import RunConfig, Section
+from flowledger.flow.errors import nearest
+
+Location = Sequence[int | str]
+
+
+def complaints(error: ValidationError, marks: Mapping[str, str], file: str | None) -> list[str]:
+    """A line for each fault, in the order of the schema. `marks` says where each dotted key stands."""
+    return [_line(fault, marks, file) for fault in error.errors(include_url=False)]
+
+
+def _line(fault: ErrorDetails, marks: Mapping[str, str], file: str | None) -> str:
+    location = fault["loc"]
+    key = ".".join(map(str, location))
+    match fault["type"]:
+        case "extra_forbidden":
+            text = f"unknown key {key}{_known(location)}"
+        case "missing":
+            text = f"{key} is missing{_meaning(location)}"
+        case "value_error":
+            text = fault["msg"].removeprefix("Value error, ")
+            text = f"{key}: {text}" if key and key not in text else text
+        case "model_type" | "model_attributes_type" | "dict_type":
+            text = f"{key} = {_spell(fault['input'])} should be a section of keys, or left out{_meaning(location)}"
+        case "invalid_key":
+            text = f"key {key} should be a word"
+        case _:
+            text = f"{key} = {_spell(fault['input'])} {_rule(fault)}"
+    place = _place(key, text, marks, file)
+    return f"{place}: {text}" if place else text
+
+
+def _place(key: str, text: str, marks: Mapping[str, str], file: str | None) -> str | None:
+    """The mark of the key, else of a key that the text names, of one inside it, of what is around it, or the file."""
+    named = [word for word in re.findall(r"[a-z_]+(?:\.[a-z_0-9]+)+|[a-z_]+", text) if word in marks and "." in word]
+    parts = key.split(".")
+    around = [".".join(parts[:length]) for length in range(len(parts) - 1, 0, -1)]
+    inside = [name for name in marks if name.startswith(f"{key}.")]
+    return next((marks[name] for name in (key, *named, *inside, *around) if name in marks), file)
+
+
+def _rule(fault: ErrorDetails) -> str:
+    rule = fault["msg"].replace("Input should be", "should be").replace("String should", "should")
+    context = fault.get("ctx", {})
+    if fault["type"] == "literal_error":
+        allowed = re.findall(r"'([^']*)'", str(context.get("expected", "")))
+        return rule + nearest(str(fault["input"]), allowed)
+    bound = context.get("ge", context.get("le"))
+    return rule if bound is None else f"{rule}; use {bound}"
+
+
+def _known(location: Location) -> str:
+    """`; did you mean actor.epochs?`: the nearest key of the same section, else the same name in another section."""
+    *above, word = map(str, location)
+    prefix = "".join(f"{part}." for part in above)
+    section = _section(location[:-1])
+    here = _keys(section) if section else []
+    guess = nearest(word, here)
+    if guess:
+        return guess.replace("did you mean ", f"did you mean {prefix}")
+    elsewhere = [key for key in _all_keys(RunConfig) if key.rpartition(".")[2] == word]
+    if elsewhere:
+        return f"; did you mean {' or '.join(elsewhere)}?"
+    return f"; {prefix.rstrip('.') or 'a run'} has {', '.join(here)}" if here else ""
+
+
+def _meaning(location: Location) -> str:
+    section = _section(location)
+    return f" ({(section.__doc__ or '').splitlines()[0].rstrip('.')})" if section else ""
+
+
+def _section(location: Location) -> type[BaseModel] | None:
+    """The section that a location leads to; None where it leads to a plain value."""
+    at: type[BaseModel] | None = RunConfig
+    for part in location:
+        if isinstance(part, int):  # an item of a list: its section was already found in the list's type
+            continue
+        at = next((found for name, found in _subsections(at) if name == part), None) if at else None
+    return at
+
+
+def _subsections(section: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
+    for name, field in section.model_fields.items():
+        for found in _sections_in(field.annotation):
+            yield field.alias or name, found
+
+
+def _sections_in(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    for argument in get_args(annotation):
+        yield from _sections_in(argument)
+
+
+def _keys(section: type[BaseModel]) -> list[str]:
+    return [field.alias or name for name, field in section.model_fields.items()]
+
+
+def _all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    inner = dict(_subsections(section))
+    for name in _keys(section):
+        yield prefix + name
+        if name in inner:
+            yield from _all_keys(inner[name], f"{prefix}{name}.")
+
+
+def _spell(value: object) -> str:
+    """A value as one would write it in YAML, kept to one short line."""
+    text = str(value).lower() if isinstance(value, bool) else "null" if value is None else repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

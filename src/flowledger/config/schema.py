@@ -1,0 +1,300 @@
+"""RunConfig: the one typed form of what a run is asked to do. Frozen, and checked at birth.
+
+Units stand in the names: `mini_batch_prompts` counts prompts, `max_response_tokens` tokens, `timeout_s` seconds.
+"""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+
+AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
+Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
+
+
+class Section(BaseModel):
+    """A part of the configuration: no unknown keys, never changed after birth."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+
+
+class Tiny(Section):
+    """Sizes of the model that is made on the spot when `model.path` is `tiny`."""
+
+    hidden_size: int = Field(64, ge=8)  # H
+    layers: int = Field(2, ge=1)  # L
+    heads: int = Field(4, ge=1)  # A
+    kv_heads: int = Field(2, ge=1)  # K
+    ffn_size: int = Field(128, ge=8)  # F
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> "Tiny":
+        if self.hidden_size % self.heads:
+            raise ValueError(f"hidden_size = {self.hidden_size} is not divisible by heads = {self.heads}")
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads = {self.heads} is not divisible by kv_heads = {self.kv_heads}")
+        return self
+
+
+class Lora(Section):
+    """LoRA adapters instead of full weights (peft)."""
+
+    rank: int = Field(8, ge=1)
+    alpha: float = 16.0
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
+
+
+class Model(Section):
+    """The policy: `tiny`, `smollm2-135m`, a directory in Hugging Face form, or a `.gguf` file."""
+
+    path: str = "tiny"
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    tiny: Tiny = Tiny()
+    lora: Lora | None = None
+
+
+class Data(Section):
+    """Where prompts come from: a reasoning-gym task, or a JSONL or Parquet file."""
+
+    task: str | None = None  # name of a reasoning-gym task
+    task_options: dict[str, Any] = Field(default_factory=dict)
+    path: str | None = None  # .jsonl or .parquet
+    prompt_key: str = "prompt"
+    answer_key: str = "answer"
+    prompts_per_step: int = Field(4, ge=1)  # B_prompt
+    max_prompt_tokens: int = Field(256, ge=1)
+    too_long: Literal["error", "skip", "truncate_left"] = "error"
+    chat_template: bool = True
+    system_prompt: str | None = None
+    shuffle: bool = True
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "Data":
+        if (self.task is None) == (self.path is None):
+            raise ValueError("give exactly one of data.task (a reasoning-gym task) and data.path (.jsonl or .parquet)")
+        return self
+
+
+class Rollout(Section):
+    """How responses are sampled."""
+
+    samples_per_prompt: int = Field(4, ge=1)  # G
+    max_response_tokens: int = Field(32, ge=1)
+    temperature: float = Field(1.0, gt=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=0)  # 0: off
+    stop_token_ids: tuple[int, ...] = ()  # beside the tokenizer's end-of-sequence
+    max_running: int | None = Field(None, ge=1)  # slots of the KV cache; null: all samples at once
+    timeout_s: float | None = Field(None, ge=0)  # per sample, from its admission
+    abort_function: str | None = None  # module:name or file.py:name, (sample_id, response_ids) -> bool
+    weights: Literal["copy", "shared"] = "copy"  # a copy of the policy, or the policy itself
+
+
+class Component(Section):
+    """One reward component; the reward of a sample is the weighted sum of its components."""
+
+    name: str
+    kind: Literal["task", "math_verify", "function", "model", "token_model"]
+    path: str | None = None  # function: module:name or file.py:name; model: a directory, or `tiny`
+    weight: float = 1.0
+
+    @model_validator(mode="after")
+    def _path_where_needed(self) -> "Component":
+        if self.kind in ("function", "model", "token_model") and not self.path:
+            raise ValueError(f"reward component {self.name!r} of kind {self.kind!r} needs a path")
+        return self
+
+
+class Reward(Section):
+    """What a response is worth. Rule rewards run in a process of their own, so that a time limit can be kept."""
+
+    components: tuple[Component, ...] = (Component(name="task", kind="task"),)
+    timeout_s: float = Field(10.0, gt=0)  # per sample and component
+    on_error: Literal["drop", "zero"] = "drop"  # a sample whose reward failed: out of the loss, or reward 0
+
+    @model_validator(mode="after")
+    def _names_differ(self) -> "Reward":
+        names = [component.name for component in self.components]
+        if not names or len(set(names)) != len(names):
+            raise ValueError(f"reward.components need at least one, with different names; got {names}")
+        return self
+
+
+class Algorithm(Section):
+    """Advantage, policy loss, KL and entropy."""
+
+    advantage: str = "grpo"
+    norm_by_std: bool = True  # false: r - mean only (Dr. GRPO)
+    policy_loss: str = "vanilla"
+    clip_low: float = Field(0.2, ge=0)
+    clip_high: float = Field(0.2, ge=0)
+    clip_dual: float = Field(3.0, gt=1)  # lower bound of the loss where the advantage is negative
+    loss_aggregation: Aggregation = "token-mean"
+    loss_scale_factor: int | None = Field(None, ge=1)  # divisor of seq-mean-token-sum-norm; null: max_response_tokens
+    kl_coef: float = Field(0.0, ge=0)
+    kl_form: str = "k3"
+    kl_in: Literal["loss", "reward"] = "loss"
+    entropy_coef: float = 0.0
+
+
+class MicroBatch(Section):
+    """When a micro-batch closes: on the first limit hit. Only `samples` given: static micro-batches of that size."""
+
+    samples: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1)  # tokens without padding
+    max_padded_tokens: int | None = Field(None, ge=1)  # samples * longest sample
+    max_bytes: int | None = Field(None, ge=1)  # estimated activation bytes
+    balance: bool = True  # Karmarkar-Karp where dynamic
+
+    @property
+    def dynamic(self) -> bool:
+        return bool(self.max_tokens or self.max_padded_tokens or self.max_bytes)
+
+
+class Actor(Section):
+    """The update of the policy."""
+
+    epochs: int = Field(1, ge=1)  # ppo_epochs
+    mini_batch_prompts: int | None = Field(None, ge=1)  # prompts of one optimizer step; null: all of the step
+    micro_batch: MicroBatch = MicroBatch(samples=4)
+    packed: bool = True  # no padding in forward passes
+    log_prob_chunk_tokens: int = Field(1024, ge=0)  # logits computed at once; 0: all of the micro-batch
+    activation_checkpointing: bool = False
+    grad_clip: float = Field(1.0, gt=0)
+
+
+class Ref(Section):
+    """The reference policy: the start model, kept frozen."""
+
+    path: Literal["start"] = "start"
+
+
+class Critic(Section):
+    """A value model (for estimators that need one)."""
+
+    path: str = "start"
+    lr: float = Field(1e-5, gt=0)
+
+
+class Optim(Section):
+    """AdamW."""
+
+    lr: float = Field(1e-5, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+    warmup_steps: int = Field(0, ge=0)  # in optimizer steps, linear from 0
+
+
+class Mesh(Section):
+    """Parallel degrees; all 1 on one process."""
+
+    dp: int = Field(1, ge=1)
+    tp: int = Field(1, ge=1)
+    pp: int = Field(1, ge=1)
+    sp: int = Field(1, ge=1)
+    cp: int = Field(1, ge=1)
+    ep: int = Field(1, ge=1)
+
+
+class Memory(Section):
+    """The limit that a peak is held against; null: what the machine reports."""
+
+    limit_bytes: int | None = Field(None, ge=1)
+
+
+class Checkpoint(Section):
+    """Write the policy every so many steps."""
+
+    every_steps: int = Field(1, ge=1)
+    path: str | None = None  # null: beside the run
+
+
+class Async(Section):
+    """How far rollout may run ahead of training (used by planned frameworks; the loop itself is synchronous)."""
+
+    max_staleness: int = Field(0, ge=0)
+
+
+class Record(Section):
+    """What the recorder writes."""
+
+    level: Literal["off", "steps", "tensors", "tokens"] = "tensors"
+    ops_every: int = Field(50, ge=0)  # step 0 and every so many steps operator by operator; 0: never
+    groups: int = Field(1, ge=0)  # groups per step whose tokens are written at level `tokens`
+    queue_rows: int = Field(100_000, ge=100)  # rows that may wait for the writer; more are dropped and counted
+
+
+class RunConfig(Section):
+    """Everything one run is asked to do. `source_of` says of each key where its value came from."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    steps: int = Field(2, ge=1)
+    seed: int = 0
+    threads: int | None = Field(None, ge=1)  # torch threads; null: torch's own choice
+    framework: str = "flowledger"
+    framework_version: str | None = None
+    raw: dict[str, Any] = Field(default_factory=dict)  # a foreign framework's own dictionary
+    model: Model = Model()
+    data: Data
+    rollout: Rollout = Rollout()
+    reward: Reward = Reward()
+    algorithm: Algorithm = Algorithm()
+    actor: Actor = Actor()
+    critic: Critic | None = None
+    ref: Ref | None = None
+    optim: Optim = Optim()
+    mesh: Mesh = Mesh()
+    memory: Memory = Memory()
+    checkpoint: Checkpoint | None = None
+    async_: Async | None = Field(None, alias="async")
+    record: Record = Record()
+
+    _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    @property
+    def samples_per_step(self) -> int:
+        """B = B_prompt * G."""
+        return self.data.prompts_per_step * self.rollout.samples_per_prompt
+
+    @property
+    def mini_batch_prompts(self) -> int:
+        """Prompts of one optimizer step."""
+        return self.actor.mini_batch_prompts or self.data.prompts_per_step
+
+    def source_of(self, key: str) -> str:
+        """`examples/tiny.yaml:12`, `command line`, or `default@<version>` for a dotted key."""
+        parts = key.split(".")
+        prefixes = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
+        found = (self._sources[prefix] for prefix in prefixes if prefix in self._sources)
+        return next(found, f"default@{VERSION}")
+
+    @model_validator(mode="after")
+    def _batches_fit(self) -> "RunConfig":
+        prompts, mini = self.data.prompts_per_step, self.mini_batch_prompts
+        if prompts % mini:
+            fits = [n for n in range(1, prompts + 1) if prompts % n == 0]
+            near = min(fits, key=lambda n: (abs(n - mini), n))
+            raise ValueError(
+                f"actor.mini_batch_prompts = {mini} does not divide data.prompts_per_step = {prompts} "
+                f"(each optimizer step takes equally many prompts); use {near}"
+            )
+        samples = self.actor.micro_batch.samples
+        if samples is not None and not self.actor.micro_batch.dynamic and samples > mini * self.rollout.samples_per_prompt:
+            raise ValueError(
+                f"actor.micro_batch.samples = {samples} exceeds the mini-batch of {mini}*{self.rollout.samples_per_prompt} "
+                f"= {mini * self.rollout.samples_per_prompt} samples; use {mini * self.rollout.samples_per_prompt} or less"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _parts_that_need_each_other(self) -> "RunConfig":
+        if self.algorithm.kl_coef > 0 and self.ref is None:
+            raise ValueError(
+                f"algorithm.kl_coef = {self.algorithm.kl_coef} needs a reference policy; add `ref: {{path: start}}` or set it to 0"
+            )
+        if self.data.task is None and any(component.kind == "task" for component in self.reward.components):
+            raise ValueError("a reward component of kind `task` needs data.task (it is that task's own scorer)")
+        return self
+
+
+VERSION = "0.1.0"

@@ -1,0 +1,1 @@
+"""What it means: laws and findings, read from a ledger."""

@@ -1,0 +1,262 @@
+"""The laws that every ledger must keep, as questions to it. Each answers with one finding: pass, fail, or skipped with what it lacks.
+
+1 shapes: the local shards of all ranks give the logical tensor.  2 tokens: every sample is trained as often as asked, or
+says why not, and the tokens of all micro-batches are those of the step.  3 masks nest.  4 lifetimes close.  5 memory adds
+up.  6 the identities of a first step.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from math import prod
+from typing import Any
+
+from flowledger.flow.errors import BadInput
+from flowledger.flow.mesh import Mesh, logical_shape, mesh
+from flowledger.flow.tensors import tensors
+from flowledger.ledger.reader import Ledger
+from flowledger.ledger.rows import FindingRow
+
+Rows = list[dict[str, Any]]
+
+ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
+
+# Noise floors in nats between two computations of the same log-prob, by the dtype that the model computes in.
+NOISE = {"float32": 1e-3, "bfloat16": 0.25}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What one law found: breaches in words, or what it lacked; `seen` counts what was looked at."""
+
+    seen: int = 0
+    breaches: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+
+def check(ledger: Ledger) -> list[FindingRow]:
+    """One finding for each law, in their order."""
+    return [_finding(position, name, sentence, law(ledger)) for position, (name, sentence, law) in enumerate(LAWS, 1)]
+
+
+def shapes_conserved(ledger: Ledger) -> Answer:
+    """Law 1, and that a row's numbers agree with each other: numel = Π local shape, bytes = numel * size of the dtype."""
+    rows = ledger.rows("SELECT * FROM tensors WHERE source <> 'plan' AND local_shape IS NOT NULL")
+    if not rows:
+        return Answer(needs=("rows of `tensors`: record.level = tensors",))
+    breaches = [
+        f"{_where(row)}: {row['numel']} elements and {row['bytes']} bytes do not fit {row['local_shape']} of {row['dtype']}"
+        for row in rows
+        if row["numel"] != prod(row["local_shape"])
+        or (row["dtype"] in ITEMSIZE and row["bytes"] != row["numel"] * ITEMSIZE[row["dtype"]])
+    ]
+    on = mesh(**{axis: degree for axis, degree in ledger.directory.manifest.mesh.items() if degree > 1})
+    for _, access in groupby(sorted(rows, key=_access_key), key=_access_key):
+        breaches += _put_together(list(access), on)
+    return Answer(seen=len(rows), breaches=tuple(breaches))
+
+
+def _put_together(rows: Rows, on: Mesh) -> list[str]:
+    """The shards of one access on all ranks against the logical shape that each rank stated."""
+    stated = {tuple(row["logical_shape"]) for row in rows if row["logical_shape"]}
+    if len(stated) > 1:
+        return [f"{_where(rows[0])}: ranks disagree on the logical shape: {sorted(stated)}"]
+    locals_ = {row["rank"] or 0: row["local_shape"] for row in rows}
+    if len(locals_) != on.size or not stated:
+        return []
+    placements = dict(pair.split("=", 1) for pair in rows[0]["placement"] or () if "=" in pair)
+    try:
+        whole = logical_shape(locals_, placements, on)
+    except BadInput as error:
+        return [f"{_where(rows[0])}: {error}"]
+    return [] if whole in stated else [f"{_where(rows[0])}: shards give {list(whole)}, stated is {list(*stated)}"]
+
+
+def tokens_conserved(ledger: Ledger) -> Answer:
+    """Law 2."""
+    samples = ledger.rows("SELECT * FROM samples_merged ORDER BY step, sample_id")
+    if not samples:
+        return Answer(needs=("rows of `samples`: record.level = tensors",))
+    complete = _complete_steps(ledger)
+    epochs = int((ledger.directory.manifest.config.get("actor") or {}).get("epochs", 1))
+    breaches = []
+    for sample in samples:
+        if sample["step"] not in complete:
+            continue
+        times = len(sample["trained"] or ())
+        if sample["dropped_reason"] is None and times != epochs:
+            breaches.append(f"sample {sample['sample_id']} of step {sample['step']} was trained {times} times, not {epochs}, and not dropped")
+        if sample["dropped_reason"] is not None and times:
+            breaches.append(f"sample {sample['sample_id']} was dropped ({sample['dropped_reason']}) and trained all the same")
+    for step in sorted(complete):
+        breaches += _tokens_of_step(ledger, step, [s for s in samples if s["step"] == step], epochs)
+    return Answer(seen=len(samples), breaches=tuple(breaches))
+
+
+def _tokens_of_step(ledger: Ledger, step: int, samples: Rows, epochs: int) -> list[str]:
+    due = epochs * sum(
+        s["prompt_length"] + s["response_length"]
+        for s in samples
+        if s["dropped_reason"] is None and s["prompt_length"] is not None and s["response_length"] is not None
+    )
+    spans = ledger.rows(
+        "SELECT sum(tokens_valid) AS valid FROM spans_view WHERE step = ? AND stage = 'update_actor' AND phase = 'forward'", [step]
+    )
+    went = spans[0]["valid"]
+    if went is None or went == due:
+        return []
+    return [f"step {step}: {went} tokens went through the update, the kept samples have {due}"]
+
+
+def masks_nest(ledger: Ledger) -> Answer:
+    """Law 3, token by token where tokens were recorded."""
+    tokens = ledger.rows("SELECT count(*) AS n FROM tokens_merged")[0]["n"]
+    if not tokens:
+        return Answer(needs=("rows of `tokens`: record.level = tokens",))
+    wrong = ledger.rows(
+        "SELECT t.sample_id, t.position, t.attention_mask, t.response_mask, t.loss_mask, s.prompt_length "
+        "FROM tokens_merged t LEFT JOIN samples_merged s ON t.sample_id = s.sample_id AND t.step = s.step "
+        "WHERE coalesce(t.response_mask, 0) > t.attention_mask OR coalesce(t.loss_mask, 0) > coalesce(t.response_mask, 0) LIMIT 20"
+    )
+    breaches = tuple(
+        f"sample {row['sample_id']} position {row['position']}: attention {row['attention_mask']}, "
+        f"response {row['response_mask']}, loss {row['loss_mask']}"
+        for row in wrong
+    )
+    return Answer(seen=tokens, breaches=breaches)
+
+
+def lifetimes_close(ledger: Ledger) -> Answer:
+    """Law 4: what was born is freed or declared persistent (or its holder is named), and nothing is read outside its life."""
+    events = ledger.rows("SELECT process, storage, event, t_ns, holder FROM storages WHERE source <> 'plan'")
+    if not events:
+        return Answer(needs=("rows of `storages`: record.level = tensors",))
+    born = _first(events, "born")
+    freed = _first(events, "freed")
+    uses = ledger.rows(
+        "SELECT process, storage, tensor_name, step, stage, phase, t_ns, lifetime FROM tensors "
+        "WHERE source <> 'plan' AND storage IS NOT NULL"
+    )
+    persistent = {name for name, row in tensors().items() if row.lifetime == "persistent"}
+    kept = {(use["process"], use["storage"]) for use in uses if use["tensor_name"] in persistent or use["lifetime"] == "persistent"}
+    held = {(e["process"], e["storage"]) for e in events if e["event"] == "held"}
+    last = max(_complete_steps(ledger), default=-1)
+    due = {(use["process"], use["storage"]) for use in uses if use["step"] is not None and use["step"] < last}
+    breaches = [f"storage {s} in {p} was never freed and is not persistent" for p, s in sorted((due & born.keys()) - freed.keys() - kept - held)]
+    for use in uses:
+        key = (use["process"], use["storage"])
+        if key in freed and use["t_ns"] > freed[key]:
+            breaches.append(f"{use['tensor_name']} at {use['stage']} was read after its storage {use['storage']} was freed")
+        if key in born and use["t_ns"] < born[key]:
+            breaches.append(f"{use['tensor_name']} at {use['stage']} was read before its storage {use['storage']} was born")
+    return Answer(seen=len(events), breaches=tuple(breaches))
+
+
+def memory_adds_up(ledger: Ledger) -> Answer:
+    """Law 5: at every instant of a step whose operators were watched, what lives by kind does not exceed the allocator's count."""
+    readings = ledger.rows(
+        "SELECT step, stage, phase, instant, allocated, residue FROM memory_readings "
+        "WHERE source <> 'plan' AND allocated IS NOT NULL AND residue IS NOT NULL"
+    )
+    if not readings:
+        return Answer(needs=("memory by kind: record.level = tensors and record.ops_every > 0",))
+    breaches = tuple(
+        f"step {row['step']} {row['stage']} {row['instant']}: the kinds add up to {-row['residue']} bytes more than the allocator counts"
+        for row in readings
+        if row["residue"] < 0
+    )
+    return Answer(seen=len(readings), breaches=breaches)
+
+
+def identities(ledger: Ledger) -> Answer:
+    """Law 6, on recorded tokens: ratio 1 before the first update, ref = old in the first step, rollout = old within noise."""
+    tokens = ledger.rows(
+        "SELECT step, sample_id, position, rollout_log_prob, old_log_prob, ref_log_prob FROM tokens_merged "
+        "WHERE response_mask = 1 AND old_log_prob IS NOT NULL"
+    )
+    if not tokens:
+        return Answer(needs=("rows of `tokens`: record.level = tokens",))
+    config = ledger.directory.manifest.config
+    noise = NOISE.get((config.get("model") or {}).get("dtype", "float32"), 0.25)
+    sampling = config.get("rollout") or {}
+    same = sampling.get("top_p", 1.0) == 1.0 and sampling.get("top_k", 0) == 0
+    breaches = []
+    for row in tokens:
+        at = f"sample {row['sample_id']} position {row['position']}"
+        if same and row["rollout_log_prob"] is not None and abs(row["rollout_log_prob"] - row["old_log_prob"]) > noise:
+            breaches.append(f"{at}: rollout {row['rollout_log_prob']:.4f}, old {row['old_log_prob']:.4f} (noise floor {noise})")
+        if row["step"] == 0 and row["ref_log_prob"] is not None and abs(row["ref_log_prob"] - row["old_log_prob"]) > noise:
+            breaches.append(f"{at}: ref {row['ref_log_prob']:.4f}, old {row['old_log_prob']:.4f} in the first step")
+    ratios = ledger.rows(
+        "SELECT sample_id, position, ratio FROM tokens WHERE epoch = 0 AND mini_batch = 0 AND loss_mask = 1 "
+        "AND ratio IS NOT NULL AND abs(ratio - 1) > ? LIMIT 20",
+        [noise],
+    )
+    breaches += [f"sample {r['sample_id']} position {r['position']}: ratio {r['ratio']:.5f} before any update" for r in ratios]
+    return Answer(seen=len(tokens), breaches=tuple(breaches))
+
+
+LAWS: tuple[tuple[str, str, Callable[[Ledger], Answer]], ...] = (
+    ("shapes_conserved", "local shards of all ranks give the logical tensor", shapes_conserved),
+    ("tokens_conserved", "every sample is trained as often as asked or says why not", tokens_conserved),
+    ("masks_nest", "loss mask within response mask within attention mask", masks_nest),
+    ("lifetimes_close", "what is made is freed or persistent, and read only while it lives", lifetimes_close),
+    ("memory_adds_up", "live bytes by kind stay within what the allocator counts", memory_adds_up),
+    ("identities", "ratio = 1, ref = old and rollout = old where they must be", identities),
+)
+
+
+def broken_masks(ledger: Ledger) -> list[FindingRow]:
+    """A finding for each tensor whose recorded mask does not broadcast to it."""
+    rows = ledger.rows(
+        "SELECT stage, phase, tensor_name, local_shape, mask, mask_shape FROM shapes WHERE source <> 'plan' AND mask_fits = false"
+    )
+    return [
+        FindingRow(
+            id="mask_does_not_broadcast", verdict="fail", severity="error", stage=row["stage"], phase=row["phase"],
+            message=f"{row['mask']} {row['mask_shape']} does not broadcast to {row['tensor_name']} {row['local_shape']}",
+            next_step="compare the logical shapes of both where they are written",
+        )
+        for row in rows
+    ]  # fmt: skip
+
+
+def _finding(position: int, name: str, sentence: str, answer: Answer) -> FindingRow:
+    if answer.needs:
+        return FindingRow(
+            id=name, order="laws", position=position, verdict="skipped", message=f"{sentence}: not checked",
+            needs=list(answer.needs),
+        )  # fmt: skip
+    if not answer.breaches:
+        return FindingRow(id=name, order="laws", position=position, verdict="pass", message=f"{sentence} ({answer.seen} rows)")
+    more = f" (and {len(answer.breaches) - 1} more)" if len(answer.breaches) > 1 else ""
+    return FindingRow(
+        id=name, order="laws", position=position, verdict="fail", severity="error",
+        message=f"{sentence}: not so. {answer.breaches[0]}{more}", evidence=list(answer.breaches[:20]),
+    )  # fmt: skip
+
+
+def _complete_steps(ledger: Ledger) -> set[int]:
+    """Steps whose update ended: an interrupted one owes nothing."""
+    rows = ledger.rows(
+        "SELECT DISTINCT step FROM spans_view WHERE stage = 'update_actor' AND span_kind = 'stage' AND end_ns IS NOT NULL"
+    )
+    return {row["step"] for row in rows if row["step"] is not None}
+
+
+def _access_key(row: Mapping[str, Any]) -> tuple[str, ...]:
+    keys = ("source", "step", "role", "stage", "phase", "tensor_name", "layer", "dims", "access", "epoch", "mini_batch", "micro_batch")
+    return tuple(str(row[key]) for key in keys)
+
+
+def _where(row: Mapping[str, Any]) -> str:
+    return f"{row['tensor_name']} at {row['stage']}{'/' + row['phase'] if row['phase'] else ''} (step {row['step']})"
+
+
+def _first(events: Iterable[Mapping[str, Any]], event: str) -> dict[tuple[str, int], int]:
+    times: dict[tuple[str, int], int] = {}
+    for row in events:
+        if row["event"] == event:
+            key = (row["process"], row["storage"])
+            times[key] = min(row["t_ns"], times.get(key, row["t_ns"]))
+    return times

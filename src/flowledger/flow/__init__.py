@@ -1,0 +1,1 @@
+"""The language: what flows, written as data (stdlib only)."""

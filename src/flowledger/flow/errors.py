@@ -1,0 +1,14 @@
+"""The one exception a user meets: a clear line for bad input, never a traceback."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class BadInput(Exception):  # noqa: N818  (it names what the user gave, not what the code did)
+    """Something the user gave cannot work. The text names the key or file, the value, the rule and the way out."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`; did you mean X?` for the closest known word, or an empty string when nothing is close."""
+    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""

@@ -1,0 +1,70 @@
+"""Seams: functions replaced from outside for a while, by dotted name. Serves the recorder and fault injection alike."""
+
+import importlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+Function = Callable[..., Any]
+SCOPES = ("step", "stage", "epoch", "mini_batch", "micro_batch", "decode", "collective", "call")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Where to watch: a function, the stage it belongs to, and which arguments and results are which tensors.
+
+    `stage` None means: the stage that is open when it is called. `args` maps a parameter to a tensor of the flow;
+    `results` maps a field of the result ("" is the result itself) to a tensor; `metrics` maps a field to a metric's
+    name ("*" as name: the field is a dict of metrics). `scope` says what one call counts as in the position of a step.
+    """
+
+    stage: str | None
+    target: str
+    phase: str | None = None
+    scope: str = "stage"
+    role: str | None = None
+    args: Mapping[str, str] = field(default_factory=dict)
+    results: Mapping[str, str] = field(default_factory=dict)
+    metrics: Mapping[str, str] = field(default_factory=dict)
+    versions: str = ""
+    optional: bool = False
+
+
+class Missed(Exception):  # noqa: N818
+    """A dotted name that is not there (another version of the framework, say)."""
+
+
+@contextmanager
+def replaced(changes: Sequence[tuple[str, Callable[[Function], Function]]]) -> Iterator[list[str]]:
+    """Replace each target by what its maker returns for the original; put everything back at the end.
+
+    Yields the targets that were not found. A target replaced twice is wrapped twice and unwound in reverse order.
+    """
+    missed: list[str] = []
+    with ExitStack() as stack:
+        for target, make in changes:
+            try:
+                owner, name, original = locate(target)
+            except Missed:
+                missed.append(target)
+                continue
+            setattr(owner, name, make(original))
+            stack.callback(setattr, owner, name, original)
+        yield missed
+
+
+def locate(target: str) -> tuple[Any, str, Function]:
+    """(owner, attribute, function) of `package.module:name` or `package.module:Class.name`. Raises Missed."""
+    module_name, _, path = target.partition(":")
+    try:
+        owner: Any = importlib.import_module(module_name)
+    except ImportError as error:
+        raise Missed(f"{target}: {error}") from error
+    *parents, name = path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent, None)
+    found = vars(owner).get(name) if owner is not None else None
+    if found is None:
+        raise Missed(target)
+    return owner, name, found

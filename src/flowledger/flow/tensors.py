@@ -1,0 +1,143 @@
+"""The tensors of an RL step, one row each; `tensors.toml` beside this file holds the rows.
+
+A tensor has one or more *forms*: the shapes in which it travels. `reward` is `[B_prompt*G]` per sample and
+`[B_prompt, G]` per group; the reshape between them is a fact of its own. A form is also what the recorder looks for
+when it meets a tensor of that name (`form_of`).
+"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.resources import files
+
+from flowledger.flow.axes import AXES
+from flowledger.flow.dims import Shape, parse_shape, spell
+from flowledger.flow.errors import BadInput, nearest
+from flowledger.flow.kinds import KINDS
+
+LIFETIMES = ("micro_batch", "stage", "step", "persistent")
+PADDINGS = ("left", "right", "both", "packed", "none")  # both: a left-padded prompt and a right-padded response
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Form:
+    """One shape of a tensor: dims, padding, and how it comes from another form or tensor."""
+
+    name: str  # sample, group, token, padded, packed, chunk, layer, ...
+    dims: Shape
+    padding: str = "none"
+    broadcast: str | None = None  # the dim along which values repeat, e.g. S_resp
+    source: str | None = None  # what it is made from: `advantage` broadcasts to `advantages`; `reward/sample` reshapes
+    placement: Mapping[str, str] | None = None  # where this form is cut differently from the tensor's main form
+
+    @property
+    def shape(self) -> str:
+        return spell(self.dims)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tensor:
+    """One tensor of the flow. `producer`, `readers` and `freed_by` are places: `stage` or `stage/phase`.
+
+    A reader may end in `@previous`: it reads what the step before has written. Several stages make a tensor such as
+    `logits` each for themselves; `producer` is then the one that matters most and `also_written_by` names the others.
+    """
+
+    name: str
+    forms: tuple[Form, ...]
+    dtype: str  # float32, int64, bool, or `model` (the dtype that the model computes in)
+    kind: str  # a memory kind of flow/kinds
+    mask: str | None  # the tensor whose elements say which of this one's count
+    producer: str
+    readers: tuple[str, ...]
+    freed_by: str  # the place after which nothing needs it; "never" when persistent
+    lifetime: str  # micro_batch, stage, step, persistent
+    owner: str  # role@stage that frees it
+    placement: Mapping[str, str]  # mesh axis -> Shard(d) | Replicate() | Partial(); axes not named replicate
+    common_bug: str
+    common_bug_zh: str
+    purpose: str
+    purpose_zh: str
+    variants: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # other placements of the main form
+    also_written_by: tuple[str, ...] = ()
+    also_freed_by: tuple[str, ...] = ()
+    aliases: tuple[str, ...] = ()
+    token_column: str | None = None  # its column in the ledger's `tokens`
+    sample_column: str | None = None  # its column in the ledger's `samples`
+
+    @property
+    def dims(self) -> Shape:
+        return self.forms[0].dims
+
+    @property
+    def written_by(self) -> tuple[str, ...]:
+        """Every place that writes it."""
+        return (self.producer, *self.also_written_by)
+
+    @property
+    def released_by(self) -> tuple[str, ...]:
+        """Every place after which it is gone; none when it is persistent."""
+        return () if self.freed_by == "never" else (self.freed_by, *self.also_freed_by)
+
+    def placement_of(self, form: Form | None = None) -> dict[str, str]:
+        """Axis -> placement for every axis of the mesh, in the order of AXES; what is not written down replicates."""
+        written = (form or self.forms[0]).placement or self.placement
+        return {axis: written.get(axis, "Replicate()") for axis in AXES}
+
+
+@cache
+def tensors() -> Mapping[str, Tensor]:
+    """Every tensor of the flow by name, in the order in which a step meets them."""
+    text = files("flowledger.flow").joinpath("tensors.toml").read_text(encoding="utf-8")
+    rows = [_row(raw) for raw in tomllib.loads(text)["tensor"]]
+    return {row.name: row for row in rows}
+
+
+def tensor(name: str) -> Tensor:
+    """The row of one tensor, by its name or an alias. Raises BadInput with the nearest known name."""
+    rows = tensors()
+    found = rows.get(name) or next((row for row in rows.values() if name in row.aliases), None)
+    if found is None:
+        raise BadInput(f"no tensor is called {name!r}{nearest(name, rows)}")
+    return found
+
+
+def stage_of(place: str) -> str:
+    """`update_actor` for `update_actor`, `update_actor/forward` and `update_actor/forward@previous`."""
+    return place.partition("@")[0].partition("/")[0]
+
+
+def form_of(name: str, shape: tuple[int, ...], bindings: Mapping[str, int] | None = None) -> Form | None:
+    """The form whose dims fit an observed shape: same rank and, where symbols are bound, same sizes.
+
+    Falls back to the first form of the right rank (so that a wrong size is still named, and can be reported), then
+    None when no form has that rank.
+    """
+    same_rank = [form for form in tensor(name).forms if len(form.dims) == len(shape)]
+    fitting = [form for form in same_rank if _fits(form, shape, bindings or {})]
+    return next(iter(fitting or same_rank), None)
+
+
+def _fits(form: Form, shape: tuple[int, ...], bindings: Mapping[str, int]) -> bool:
+    return all(
+        dim.resolve(bindings) == size
+        for dim, size in zip(form.dims, shape, strict=True)
+        if dim.symbols <= bindings.keys()
+    )
+
+
+def _row(raw: dict[str, object]) -> Tensor:
+    fields = dict(raw)
+    forms = tuple(
+        Form(**{**form, "name": name, "dims": parse_shape(form["dims"])})
+        for name, form in fields.pop("forms").items()  # type: ignore[attr-defined]  # TOML table, checked below
+    )
+    for listed in ("readers", "aliases", "also_written_by", "also_freed_by"):
+        fields[listed] = tuple(fields.get(listed, ()))  # type: ignore[arg-type]
+    row = Tensor(**{"mask": None, **fields, "forms": forms})  # type: ignore[arg-type]
+    if row.kind not in KINDS or row.lifetime not in LIFETIMES or not forms:
+        raise AssertionError(
+            f"tensors.toml: {row.name}: kind {row.kind!r}, lifetime {row.lifetime!r}, {len(forms)} forms"
+        )
+    return row

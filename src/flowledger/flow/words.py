@@ -1,0 +1,9 @@
+"""Small closed vocabularies that several rooms share."""
+
+# How a response ended; the tensor `finish_reason` holds indices into this.
+FINISH_REASONS = ("stop", "length", "abort", "timeout")
+
+# Why a sample is not trained on.
+DROPPED_REASONS = ("abort", "timeout", "reward_error", "reward_timeout", "empty")
+
+LEVELS = ("off", "steps", "tensors", "tokens")

@@ -1,0 +1,1 @@
+"""The book: row types, append-only writer, DuckDB reader."""

@@ -1,0 +1,97 @@
+"""The manifest: what one run is, written once by its launcher as `manifest.json`."""
+
+import os
+import platform
+import socket
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from flowledger.ledger.rows import SCHEMA_VERSION
+from flowledger.ledger.secrets import masked
+
+STATES = ("open", "closed", "crashed", "interrupted")
+
+
+def now() -> str:
+    """The wall clock in UTC, as ISO text."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def hardware() -> dict[str, Any]:
+    """CPU model, cores, memory in bytes, host and system. Accelerators are added by whoever sees them."""
+    return {
+        "cpu": _cpu_model(),
+        "cores": psutil.cpu_count(logical=False) or os.cpu_count() or 1,
+        "threads": os.cpu_count() or 1,
+        "memory_bytes": psutil.virtual_memory().total,
+        "host": socket.gethostname(),
+        "system": platform.platform(),
+    }
+
+
+class Launcher(msgspec.Struct, kw_only=True, frozen=True):
+    """The process that opened the run: enough to tell later whether it still lives."""
+
+    host: str
+    pid: int
+    started: float  # seconds since 1970; a reused pid has another start
+
+    @classmethod
+    def this(cls) -> "Launcher":
+        return cls(host=socket.gethostname(), pid=os.getpid(), started=psutil.Process().create_time())
+
+    def is_gone(self) -> bool:
+        """Whether it has certainly ended; a process on another host is given the benefit of the doubt."""
+        if self.host != socket.gethostname():
+            return False
+        try:
+            process = psutil.Process(self.pid)
+            return process.status() == psutil.STATUS_ZOMBIE or abs(process.create_time() - self.started) > 2
+        except psutil.NoSuchProcess:
+            return True
+        except psutil.AccessDenied:
+            return False
+
+
+class Manifest(msgspec.Struct, kw_only=True, frozen=True):
+    """What one run is. `config` is resolved, and its secrets are masked on the way to the disk."""
+
+    run: str
+    schema: int = SCHEMA_VERSION
+    created: str = msgspec.field(default_factory=now)
+    state: str = "open"
+    level: str = "tensors"
+    config: dict[str, Any] = {}
+    sources: dict[str, str] = {}  # key -> where its value came from
+    framework: str = "flowledger"
+    framework_version: str | None = None
+    versions: dict[str, str] = {}  # package -> version
+    hardware: dict[str, Any] = msgspec.field(default_factory=hardware)
+    mesh: dict[str, int] = {}  # axis -> degree
+    rank_classes: dict[str, list[int]] = {}  # class of ranks with equal shapes -> its ranks
+    bindings: dict[str, int] = {}  # symbol of a dimension -> its value
+    components: dict[str, Any] = {}  # reward components, model, tokenizer: what the run was put together from
+    launcher: Launcher = msgspec.field(default_factory=Launcher.this)
+
+    def encode(self) -> bytes:
+        """JSON with its secrets masked."""
+        safe = msgspec.structs.replace(self, config=masked(self.config), components=masked(self.components))
+        return msgspec.json.format(msgspec.json.encode(safe, enc_hook=str), indent=2)
+
+    @property
+    def observed_state(self) -> str:
+        """The state as it is now: an open run whose launcher has died has crashed."""
+        return "crashed" if self.state == "open" and self.launcher.is_gone() else self.state
+
+
+def _cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, platform.processor() or platform.machine())

@@ -1,0 +1,181 @@
+"""The reader: a run's rows, from parts and Parquet alike, as DuckDB tables and the views of `views.sql`.
+
+Column types are given, never inferred. A torn line (a process killed in the middle of it) is left out and counted. Rows
+are loaded once, so that a query can then be denied every other file.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import msgspec
+
+from flowledger.flow.errors import BadInput
+from flowledger.ledger import flow_facts
+from flowledger.ledger.directory import Process, RunDirectory, open_run
+from flowledger.ledger.rows import PART_COLUMNS, ROWS, Row, columns
+
+READ_ONLY = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+Params = Sequence[Any] | Mapping[str, Any]
+
+
+class Ledger:
+    """One run, readable in whatever state it is. Raises BadInput where `path` is no run or a newer one.
+
+    `torn` counts the lines left out. Unless `external_access` is asked for, no query can reach a file.
+    """
+
+    def __init__(self, path: Path | str, *, external_access: bool = False):
+        self.directory: RunDirectory = open_run(path)
+        self.torn = 0
+        self._connection = duckdb.connect()
+        self._load_processes()
+        for row in ROWS:
+            self._load(row)
+        flow_facts.load(self._connection, self.directory.manifest.bindings)
+        self._connection.execute(files("flowledger.ledger").joinpath("views.sql").read_text(encoding="utf-8"))
+        if not external_access:
+            self._connection.execute("SET enable_external_access = false; SET lock_configuration = true")
+
+    @property
+    def run(self) -> str:
+        return self.directory.manifest.run
+
+    def rows(self, sql: str, params: Params = ()) -> list[dict[str, Any]]:
+        """The result as one dict a row."""
+        names, values = self._fetch(sql, params)
+        return [dict(zip(names, row, strict=True)) for row in values]
+
+    def query(self, sql: str, params: Params = ()) -> tuple[list[str], list[tuple[Any, ...]]]:
+        """(columns, rows) of one statement that only reads. Raises BadInput for anything else, and for bad SQL."""
+        try:
+            statements = self._connection.extract_statements(sql)
+        except duckdb.Error as error:
+            raise BadInput(_first_line(error)) from None
+        if len(statements) != 1 or statements[0].type not in READ_ONLY:
+            got = ", ".join(statement.type.name for statement in statements) or "nothing"
+            raise BadInput(f"a ledger is only read: give one SELECT statement, not {got}")
+        return self._fetch(sql, params)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def __enter__(self) -> "Ledger":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def copy_table(self, table: str, target: Path) -> None:
+        """Write one whole table as Parquet, with the number of torn lines beside it. Needs `external_access`."""
+        torn = self._torn_of[table]
+        self._connection.execute(
+            f"COPY (SELECT * FROM {table} WHERE source <> 'plan' ORDER BY process, seq) TO {_text(target)} (FORMAT parquet, COMPRESSION zstd, KV_METADATA {{torn: '{torn}'}})"
+        )
+
+    def _fetch(self, sql: str, params: Params) -> tuple[list[str], list[tuple[Any, ...]]]:
+        try:
+            cursor = self._connection.execute(sql, params)
+            return [column[0] for column in cursor.description or ()], cursor.fetchall()
+        except duckdb.Error as error:
+            raise BadInput(_first_line(error)) from None
+
+    def _load_processes(self) -> None:
+        self._torn_of: dict[str, int] = {}
+        self._connection.execute(
+            "CREATE TABLE processes (process VARCHAR, source VARCHAR, role VARCHAR, rank BIGINT, host VARCHAR, pid BIGINT, "
+            "device VARCHAR, coordinates MAP(VARCHAR, BIGINT), monotonic_ns BIGINT, wall_ns BIGINT)"
+        )
+        for name, process in sorted(_processes(self.directory.path).items()):
+            self._connection.execute(
+                "INSERT INTO processes VALUES (?, ?, ?, ?, ?, ?, ?, MAP(?::VARCHAR[], ?::BIGINT[]), ?, ?)",
+                [name, process.source, process.role, process.rank, process.host, process.pid, process.device,
+                 list(process.coordinates), list(process.coordinates.values()), process.monotonic_ns, process.wall_ns],
+            )  # fmt: skip
+
+    def _load(self, row: type[Row]) -> None:
+        """One table from all its files. Where it is compacted its parts say the same, and are left alone."""
+        table, path = row.table, self.directory.path
+        types = {**PART_COLUMNS, **columns(row)}
+        listed = ", ".join(f'"{name}" {kind}' for name, kind in types.items())
+        self._connection.execute(f"CREATE TABLE {table} ({listed})")
+        self._torn_of[table] = 0
+        if (compacted := path / f"{table}.parquet").exists():
+            self._load_parquet(table, compacted, types)
+        else:
+            self._load_parts(row, sorted(path.glob(f"parts/*/{table}-*.jsonl")))
+        if (planned := path / "plan" / f"{table}.parquet").exists():
+            self._load_parquet(table, planned, types)
+        self.torn += self._torn_of[table]
+
+    def _load_parquet(self, table: str, file: Path, types: Mapping[str, str]) -> None:
+        """An older file may lack columns, which are then null."""
+        try:
+            there = {name for (name, *_) in self._connection.execute(f"DESCRIBE FROM {_text(file)}").fetchall()}
+            listed = ", ".join(f'"{name}"' for name in types if name in there)
+            self._connection.execute(f"INSERT INTO {table} BY NAME SELECT {listed} FROM read_parquet({_text(file)})")
+            noted = self._connection.execute(
+                f"SELECT value::VARCHAR FROM parquet_kv_metadata({_text(file)}) WHERE key::VARCHAR = 'torn'"
+            ).fetchone()
+        except duckdb.Error as error:
+            raise BadInput(f"cannot read {file}: {_first_line(error)}") from None
+        self._torn_of[table] += int(noted[0]) if noted else 0
+
+    def _load_parts(self, row: type[Row], parts: Sequence[Path]) -> None:
+        parts = [part for part in parts if part.stat().st_size]
+        if not parts:
+            return
+        listed = ", ".join(_text(part) for part in parts)
+        types = ", ".join(f"{_text(name)}: {_text(kind)}" for name, kind in columns(row).items())
+        defaults = {"rank": "coalesce(rows.rank, processes.rank)", **_defaults(row)}
+        picked = ", ".join(f'{defaults.get(name, f"rows.{_quoted(name)}")} AS {_quoted(name)}' for name in columns(row))
+        self._connection.execute(
+            f"INSERT INTO {row.table} BY NAME SELECT ? AS run, coalesce(processes.source, 'record') AS source, "
+            f"split_part(filename, '/', -2) AS process, {picked} FROM read_json([{listed}], format = 'newline_delimited', "
+            f"columns = {{{types}}}, ignore_errors = true, filename = true) AS rows "
+            "LEFT JOIN processes ON processes.process = split_part(filename, '/', -2)",
+            [self.run],
+        )
+        # a malformed line arrives as a row of nulls, and the writer numbers every row
+        torn = self._connection.execute(f"DELETE FROM {row.table} WHERE seq IS NULL").fetchone()
+        self._torn_of[row.table] += torn[0] if torn else 0
+
+
+def _processes(path: Path) -> dict[str, Process]:
+    """Part name -> who wrote it; a part whose `process.json` never came to be is known by its name only."""
+    found = {}
+    for file in [*path.glob("parts/*/process.json"), *path.glob("compacted/*/process.json")]:
+        try:
+            found[file.parent.name] = msgspec.json.decode(file.read_bytes(), type=Process)
+        except (OSError, msgspec.MsgspecError):
+            continue
+    return found
+
+
+def _defaults(row: type[Row]) -> dict[str, str]:
+    """Values that the encoder leaves out because they are the column's default, such as `attempt = 0`."""
+    pairs = zip(row.__struct_encode_fields__, row.__struct_fields__, strict=True)
+    values = {encoded: msgspec.structs.fields(row)[n].default for n, (encoded, _) in enumerate(pairs)}
+    return {
+        name: f"coalesce(rows.{_quoted(name)}, {_literal(value)})"
+        for name, value in values.items()
+        if isinstance(value, bool | int | str) and name != "seq"
+    }
+
+
+def _literal(value: bool | int | str) -> str:
+    return _text(value) if isinstance(value, str) else str(value).upper()
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+def _text(value: object) -> str:
+    return "'" + str(value).replace("'", "''") + "'"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

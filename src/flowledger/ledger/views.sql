@@ -1,0 +1,324 @@
+-- Every view that people look at. Row types stay behind them.
+-- Conventions: `source` is kept in every view (a plan and a recording stand side by side); shapes are lists; bytes are
+-- integers; what nobody saw is null.
+
+-- ---------------------------------------------------------------------------------------------------- small algebra
+
+CREATE MACRO shape_max(shape) AS list_slice(
+    [max(shape[1]), max(shape[2]), max(shape[3]), max(shape[4]), max(shape[5]), max(shape[6])], 1, max(len(shape)));
+CREATE MACRO shape_min(shape) AS list_slice(
+    [min(shape[1]), min(shape[2]), min(shape[3]), min(shape[4]), min(shape[5]), min(shape[6])], 1, max(len(shape)));
+
+-- A mask covers a tensor when it lines up with its last dims, or with its first ones (then it repeats along the rest).
+CREATE MACRO mask_fits(mask, shape) AS len(mask) <= len(shape) AND (
+    len(list_filter(range(1, len(mask) + 1), lambda i: mask[-i] NOT IN (1, shape[-i]))) = 0
+    OR len(list_filter(range(1, len(mask) + 1), lambda i: mask[i] NOT IN (1, shape[i]))) = 0);
+
+CREATE MACRO place(stage, phase) AS stage || coalesce('/' || phase, '');
+
+CREATE MACRO phase_position(phase) AS coalesce(list_position(
+    ['load', 'forward', 'loss', 'backward', 'step', 'offload'], phase), 0);
+
+-- ------------------------------------------------------------------------------------------------------------ spans
+
+-- One row an interval. An interval whose end nobody wrote (a crash) stays open: end_ns and latency_ms are null.
+CREATE VIEW spans_view AS
+SELECT run, source, process, id, any_value(parent) AS parent, any_value(name) AS name, any_value(span_kind) AS span_kind,
+    any_value(step) AS step, any_value(role) AS role, any_value(stage) AS stage, any_value(phase) AS phase,
+    any_value(rank) AS rank, any_value(epoch) AS epoch, any_value(mini_batch) AS mini_batch,
+    any_value(micro_batch) AS micro_batch, any_value(policy_version) AS policy_version,
+    min(start_ns) AS start_ns, max(end_ns) AS end_ns,
+    coalesce(max(latency_ms), (max(end_ns) - min(start_ns)) / 1e6) AS latency_ms,
+    any_value(comm_type) AS comm_type, any_value("group") AS "group", any_value(peer_ranks) AS peer_ranks,
+    max(bytes) AS bytes, max(tokens_logical) AS tokens_logical, max(tokens_valid) AS tokens_valid,
+    max(tokens_computed) AS tokens_computed, any_value(sample_id) AS sample_id
+FROM spans
+GROUP BY run, source, process, id;
+
+CREATE VIEW step_seconds AS
+WITH whole AS (
+    SELECT run, source, step, max(latency_ms) / 1e3 AS seconds FROM spans_view
+    WHERE step IS NOT NULL AND stage IS NULL AND span_kind <> 'comm' AND name IN ('step', 'rl_step')
+    GROUP BY run, source, step),
+parts AS (
+    SELECT run, source, step, sum(latency_ms) / 1e3 AS seconds FROM spans_view
+    WHERE step IS NOT NULL AND span_kind = 'stage' AND stage IS NOT NULL GROUP BY run, source, step)
+SELECT run, source, step, coalesce(whole.seconds, parts.seconds) AS seconds
+FROM parts FULL JOIN whole USING (run, source, step);
+
+-- Tokens stand at the span that knows them: the stage's own, else the sum over the spans inside it.
+CREATE VIEW stages AS
+WITH per_process AS (
+    SELECT run, source, process, step, role, stage,
+        sum(latency_ms) FILTER (span_kind = 'stage') / 1e3 AS seconds,
+        count(*) FILTER (span_kind = 'stage') AS calls,
+        count(*) FILTER (span_kind = 'stage' AND end_ns IS NULL) AS open_calls,
+        coalesce(sum(tokens_logical) FILTER (span_kind = 'stage'), sum(tokens_logical)) AS tokens_logical,
+        coalesce(sum(tokens_valid) FILTER (span_kind = 'stage'), sum(tokens_valid)) AS tokens_valid,
+        coalesce(sum(tokens_computed) FILTER (span_kind = 'stage'), sum(tokens_computed)) AS tokens_computed
+    FROM spans_view WHERE stage IS NOT NULL
+    GROUP BY run, source, process, step, role, stage),
+merged AS (
+    SELECT run, source, step, role, stage, max(seconds) AS seconds, max(calls) AS calls, max(open_calls) AS open_calls,
+        sum(tokens_logical)::BIGINT AS tokens_logical, sum(tokens_valid)::BIGINT AS tokens_valid,
+        sum(tokens_computed)::BIGINT AS tokens_computed
+    FROM per_process GROUP BY run, source, step, role, stage HAVING max(calls) > 0),
+peaks_of_stages AS (
+    SELECT run, source, step, stage, max(greatest(coalesce(peak_since_stage, allocated), coalesce(allocated, 0))) AS peak
+    FROM memory WHERE kind = 'total' GROUP BY run, source, step, stage)
+SELECT merged.run, merged.source, merged.step, merged.stage, merged.role, merged.calls, merged.open_calls,
+    merged.seconds, merged.seconds / nullif(step_seconds.seconds, 0) AS share, tokens_logical, tokens_valid,
+    tokens_computed, tokens_valid / nullif(merged.seconds, 0) AS tokens_per_s, peak AS peak_bytes
+FROM merged
+LEFT JOIN step_seconds ON merged.run = step_seconds.run AND merged.source = step_seconds.source
+    AND merged.step IS NOT DISTINCT FROM step_seconds.step
+LEFT JOIN peaks_of_stages ON merged.run = peaks_of_stages.run AND merged.source = peaks_of_stages.source
+    AND merged.step IS NOT DISTINCT FROM peaks_of_stages.step AND merged.stage = peaks_of_stages.stage
+LEFT JOIN flow_stages ON merged.stage = flow_stages.stage
+ORDER BY merged.step, flow_stages.position NULLS LAST, merged.stage, merged.role;
+
+CREATE VIEW phases AS
+WITH per_process AS (
+    SELECT run, source, process, step, role, stage, phase, sum(latency_ms) / 1e3 AS seconds, count(*) AS calls
+    FROM spans_view WHERE stage IS NOT NULL AND phase IS NOT NULL AND span_kind IN ('compute', 'stage')
+    GROUP BY run, source, process, step, role, stage, phase)
+SELECT run, source, step, stage, role, phase, max(seconds) AS seconds, max(calls) AS calls
+FROM per_process GROUP BY run, source, step, stage, role, phase
+ORDER BY step, stage, phase_position(phase);
+
+-- ----------------------------------------------------------------------------------------------------------- shapes
+
+-- One row an access, with its logical shape: what was observed, else the local shape where no axis cuts it.
+CREATE VIEW accesses AS
+SELECT tensors.* EXCLUDE (logical_shape, dims), trim(dims, '[] ') AS dims,
+    coalesce(logical_shape, CASE WHEN NOT list_contains(list_transform(coalesce(placement, []),
+        lambda p: starts_with(p, 'Shard')), true) THEN local_shape END) AS logical_shape
+FROM tensors;
+
+-- `mask_fits` is null where the mask lies over other positions by design: packed tensors against a padded mask, and the
+-- response mask, which is the tail of the attention mask.
+-- The shape ledger. Layers, steps and micro-batches are collapsed: the shapes are the largest, `*_min` the smallest seen.
+CREATE VIEW shapes AS
+WITH grouped AS (
+    SELECT run, source, role, stage, phase, tensor_name, dims, len(coalesce(logical_shape, local_shape)) AS ndim,
+        shape_max(logical_shape) AS logical_shape, shape_min(logical_shape) AS logical_shape_min,
+        shape_max(local_shape) AS local_shape, shape_min(local_shape) AS local_shape_min,
+        any_value(placement) AS placement, any_value(mask) AS mask, any_value(broadcast) AS broadcast,
+        shape_max(mask_shape) AS mask_shape, shape_min(mask_shape) AS mask_shape_min,
+        bool_and(mask_fits(mask_shape, coalesce(local_shape, logical_shape))) AS fits,
+        avg(mask_ratio) AS mask_ratio, any_value(owner_rank) AS owner_rank, any_value(owner) AS owner,
+        any_value(lifetime) AS lifetime, any_value(padding) AS padding, any_value(kind) AS kind,
+        string_agg(DISTINCT dtype, ', ' ORDER BY dtype) AS dtype, max(numel) AS numel, max(bytes) AS bytes,
+        string_agg(DISTINCT access, '+' ORDER BY access) AS access, bool_or(access = 'read') AS is_read,
+        count(DISTINCT layer) AS layers, count(DISTINCT rank) AS ranks, count(*) AS accesses
+    FROM accesses
+    GROUP BY run, source, role, stage, phase, tensor_name, dims, ndim)
+SELECT run, source, role, grouped.stage, phase, grouped.tensor_name, grouped.dims, logical_shape, logical_shape_min,
+    local_shape, local_shape_min, coalesce(mask, flow_mask) AS mask, coalesce(grouped.broadcast, flow_broadcast) AS broadcast,
+    owner_rank, coalesce(lifetime, flow_lifetime) AS lifetime, common_bug, common_bug_zh, mask_shape, mask_shape_min,
+    CASE WHEN coalesce(padding, flow_padding) = 'packed' OR (mask = 'attention_mask' AND grouped.tensor_name = 'response_mask')
+        THEN NULL ELSE fits END AS mask_fits, mask_ratio, nullif(coalesce(padding, flow_padding), 'none') AS padding, coalesce(kind, flow_kind) AS kind, dtype, numel,
+    bytes, access, placement, coalesce(owner, flow_owner) AS owner, layers, ranks, accesses
+FROM grouped
+LEFT JOIN flow_tensors ON grouped.tensor_name = flow_tensors.tensor_name
+LEFT JOIN flow_forms ON grouped.tensor_name = flow_forms.tensor_name AND grouped.dims = flow_forms.dims
+LEFT JOIN flow_stages ON grouped.stage = flow_stages.stage
+ORDER BY flow_stages.position NULLS LAST, grouped.stage, role, phase_position(phase), is_read DESC,
+    flow_tensors.position NULLS LAST, grouped.tensor_name, grouped.dims;
+
+-- ----------------------------------------------------------------------------------------------------------- memory
+
+-- One reading a row: the kinds side by side, what the allocator says, and what no kind explains.
+CREATE VIEW memory_readings AS
+WITH wide AS (
+    SELECT run, source, process, any_value(rank) AS rank, step, stage, phase, epoch, mini_batch, micro_batch, instant,
+        max(t_ns) AS t_ns,
+        max(allocated) FILTER (kind = 'param') AS param, max(allocated) FILTER (kind = 'grad') AS grad,
+        max(allocated) FILTER (kind = 'optimizer') AS optimizer, max(allocated) FILTER (kind = 'activation') AS activation,
+        max(allocated) FILTER (kind = 'kv_cache') AS kv_cache, max(allocated) FILTER (kind = 'comm_buffer') AS comm_buffer,
+        max(allocated) FILTER (kind = 'temporary') AS temporary, max(allocated) FILTER (kind = 'batch') AS batch,
+        max(allocated) FILTER (kind = 'residue') AS stated_residue,
+        max(allocated) FILTER (kind = 'total') AS allocated, max(reserved) FILTER (kind = 'total') AS reserved,
+        max(peak_since_stage) FILTER (kind = 'total') AS peak_since_stage, max("limit") AS "limit",
+        max(device_used) AS device_used, max(host_used) AS host_used,
+        max(fragmentation) FILTER (kind = 'total') AS stated_fragmentation
+    FROM memory
+    GROUP BY run, source, process, step, stage, phase, epoch, mini_batch, micro_batch, instant),
+explained AS (
+    SELECT *, CASE WHEN coalesce(param, grad, optimizer, activation, kv_cache, comm_buffer, temporary, batch) IS NOT NULL
+        THEN coalesce(param, 0) + coalesce(grad, 0) + coalesce(optimizer, 0) + coalesce(activation, 0)
+            + coalesce(kv_cache, 0) + coalesce(comm_buffer, 0) + coalesce(temporary, 0) + coalesce(batch, 0) END AS known
+    FROM wide)
+SELECT run, source, process, rank, step, stage, phase, epoch, mini_batch, micro_batch, instant, t_ns, param, grad,
+    optimizer, activation, kv_cache, comm_buffer, temporary, batch, coalesce(allocated - known, stated_residue) AS residue,
+    known, coalesce(allocated, known) AS allocated, reserved, peak_since_stage, device_used, host_used, "limit",
+    coalesce(stated_fragmentation, 1 - allocated / nullif(reserved, 0)) AS fragmentation
+FROM explained;
+
+-- The memory ledger: of several readings of one instant in one stage (micro-batches), the fullest.
+CREATE VIEW memory_by_stage AS
+SELECT memory_readings.* FROM memory_readings LEFT JOIN flow_stages USING (stage)
+QUALIFY row_number() OVER (PARTITION BY run, source, process, step, stage, instant ORDER BY allocated DESC NULLS LAST, t_ns) = 1
+ORDER BY step, flow_stages.position NULLS LAST, t_ns;
+
+-- The peak of each step: the fullest moment that anyone saw, with the composition if it was taken apart there.
+CREATE VIEW peaks AS
+SELECT * EXCLUDE (t_ns, peak_since_stage), greatest(coalesce(peak_since_stage, 0), coalesce(allocated, 0)) AS peak
+FROM memory_readings WHERE coalesce(peak_since_stage, allocated) IS NOT NULL
+QUALIFY row_number() OVER (PARTITION BY run, source, process, step
+    ORDER BY instant = 'peak' DESC, peak DESC, known DESC NULLS LAST, t_ns) = 1
+ORDER BY step, process;
+
+-- -------------------------------------------------------------------------------------------------------- lifetimes
+
+-- One row a tensor and storage: made where, read by whom, freed where, and what the flow had declared.
+CREATE VIEW lifetimes AS
+WITH uses AS (
+    SELECT run, source, process, storage, tensor_name, any_value(role) AS role, any_value(rank) AS rank,
+        any_value(dims) AS dims, any_value(kind) AS kind, any_value(lifetime) AS lifetime, max(bytes) AS bytes,
+        min(step) AS step, any_value(layer) AS layer,
+        arg_min(stage, seq) FILTER (access = 'write') AS write_stage, arg_min(phase, seq) FILTER (access = 'write') AS write_phase,
+        arg_min(stage, seq) AS first_stage, arg_min(phase, seq) AS first_phase, min(t_ns) AS first_ns,
+        list_distinct(list(stage ORDER BY seq) FILTER (access = 'read' AND stage IS NOT NULL)) AS readers,
+        arg_max(stage, seq) FILTER (access = 'read') AS last_read_stage, arg_max(phase, seq) FILTER (access = 'read') AS last_read_phase
+    FROM accesses WHERE storage IS NOT NULL
+    GROUP BY run, source, process, storage, tensor_name),
+events AS (
+    SELECT run, source, process, storage, max(bytes) AS storage_bytes, any_value(kind) AS storage_kind, min(step) AS event_step,
+        any_value(role) AS event_role, any_value(rank) AS event_rank,
+        arg_min(stage, seq) FILTER (event = 'born') AS born_stage, arg_min(phase, seq) FILTER (event = 'born') AS born_phase,
+        min(t_ns) FILTER (event = 'born') AS born_ns, max(t_ns) FILTER (event = 'freed') AS freed_ns,
+        bool_or(event = 'freed') AS is_freed, max(step) FILTER (event = 'freed') AS freed_step,
+        arg_max(stage, seq) FILTER (event = 'freed') AS freed_stage, arg_max(phase, seq) FILTER (event = 'freed') AS freed_phase,
+        arg_max(stage, seq) FILTER (event = 'last_read') AS seen_read_stage, arg_max(phase, seq) FILTER (event = 'last_read') AS seen_read_phase,
+        arg_max(holder, seq) FILTER (event = 'held') AS holder
+    FROM storages GROUP BY run, source, process, storage),
+joined AS (
+    SELECT run, source, process, storage, tensor_name, coalesce(role, event_role) AS role, coalesce(rank, event_rank) AS rank,
+        coalesce(step, event_step) AS step, dims, layer, coalesce(storage_kind, kind) AS kind, coalesce(storage_bytes, bytes) AS bytes,
+        CASE WHEN born_stage IS NOT NULL THEN place(born_stage, born_phase) WHEN write_stage IS NOT NULL THEN place(write_stage, write_phase) END AS born_at,
+        coalesce(readers, []) AS readers,
+        CASE WHEN last_read_stage IS NOT NULL THEN place(last_read_stage, last_read_phase)
+            WHEN seen_read_stage IS NOT NULL THEN place(seen_read_stage, seen_read_phase) END AS last_read_at,
+        CASE WHEN freed_stage IS NOT NULL THEN place(freed_stage, freed_phase) WHEN is_freed THEN 'after the step' END AS freed_at,
+        coalesce(is_freed, false) AS is_freed, freed_step, freed_stage, freed_phase, holder, lifetime,
+        coalesce(born_ns, first_ns) AS born_ns, freed_ns, storage_bytes IS NOT NULL AS was_watched
+    FROM uses FULL JOIN events USING (run, source, process, storage))
+SELECT joined.run, joined.source, process, joined.storage, joined.tensor_name, role, rank, step, joined.dims, layer,
+    coalesce(joined.kind, flow_kind) AS kind, bytes, born_at, joined.readers, last_read_at, freed_at, freed_step,
+    freed_by AS declared_freed_by, coalesce(lifetime, flow_lifetime) AS lifetime, holder,
+    CASE
+        WHEN coalesce(lifetime, flow_lifetime) = 'persistent' OR freed_by = 'never' THEN false
+        WHEN holder IS NOT NULL THEN true
+        WHEN NOT is_freed OR freed_by IS NULL THEN NULL
+        WHEN freed_step > step THEN true
+        WHEN freed_stage IS NULL THEN NULL
+        ELSE coalesce(freed.position > due.position OR (freed.position = due.position AND contains(freed_by, '/')
+            AND phase_position(freed_phase) > phase_position(split_part(freed_by, '/', 2))), false)
+    END AS outlives,
+    (freed_ns - born_ns) / 1e6 AS alive_ms
+FROM joined
+LEFT JOIN flow_tensors ON joined.tensor_name = flow_tensors.tensor_name
+LEFT JOIN flow_stages AS freed ON freed.stage = joined.freed_stage
+LEFT JOIN flow_stages AS due ON due.stage = split_part(freed_by, '/', 1)
+ORDER BY step, born_ns;
+
+-- The lifetime table: storages, layers, steps and micro-batches with one and the same fate on one line.
+CREATE VIEW lifetime_table AS
+SELECT run, source, role, lifetimes.tensor_name, kind, born_at, lifetimes.readers, last_read_at, freed_at, declared_freed_by,
+    lifetime, holder, outlives, count(*) AS storages, max(bytes) AS bytes, sum(bytes)::BIGINT AS total_bytes,
+    avg(alive_ms) AS alive_ms, min(step) AS first_step, max(step) AS last_step
+FROM lifetimes LEFT JOIN flow_tensors USING (tensor_name) LEFT JOIN flow_stages ON flow_stages.stage = split_part(born_at, '/', 1)
+GROUP BY run, source, role, lifetimes.tensor_name, kind, born_at, lifetimes.readers, last_read_at, freed_at, declared_freed_by,
+    lifetime, holder, outlives, flow_stages.position, flow_tensors.position
+ORDER BY flow_stages.position NULLS FIRST, born_at, flow_tensors.position NULLS LAST, bytes DESC;
+
+-- ---------------------------------------------------------------------------------------------------------- metrics
+
+-- One number a step: over processes the mean by weight; a special value (nan, inf) wins, for it must not vanish.
+CREATE VIEW metrics_by_step AS
+SELECT run, source, step, name, any_value(raw_name) AS raw_name,
+    CASE WHEN count(special) = 0 THEN coalesce(sum(value * weight) / nullif(sum(weight) FILTER (value IS NOT NULL), 0), avg(value)) END AS value,
+    any_value(special) AS special, bool_and(recomputed) AS recomputed, any_value(stage) AS stage
+FROM metrics GROUP BY run, source, step, name
+ORDER BY step, name;
+
+-- --------------------------------------------------------------------------------------------------------- samples
+
+CREATE MACRO latest(value, t, n) AS last(value ORDER BY t, n) FILTER (value IS NOT NULL);
+
+CREATE VIEW samples_merged AS
+SELECT run, source, sample_id, attempt, min(step) AS step,
+    latest(group_id, t_ns, seq) AS group_id,
+    latest(versions, t_ns, seq) AS versions,
+    latest(prompt_length, t_ns, seq) AS prompt_length,
+    latest(response_length, t_ns, seq) AS response_length,
+    latest(finish_reason, t_ns, seq) AS finish_reason,
+    latest(rewards, t_ns, seq) AS rewards,
+    latest(reward, t_ns, seq) AS reward,
+    latest(advantage, t_ns, seq) AS advantage,
+    latest(trained, t_ns, seq) AS trained,
+    latest(dropped_reason, t_ns, seq) AS dropped_reason
+FROM samples GROUP BY run, source, sample_id, attempt
+ORDER BY step, TRY_CAST(sample_id AS BIGINT), sample_id, attempt;
+
+CREATE VIEW tokens_merged AS
+SELECT run, source, sample_id, position, min(step) AS step,
+    latest(token_id, t_ns, seq) AS token_id,
+    latest(text, t_ns, seq) AS text,
+    latest(attention_mask, t_ns, seq) AS attention_mask,
+    latest(response_mask, t_ns, seq) AS response_mask,
+    latest(loss_mask, t_ns, seq) AS loss_mask,
+    latest(rollout_log_prob, t_ns, seq) AS rollout_log_prob,
+    latest(old_log_prob, t_ns, seq) AS old_log_prob,
+    latest(ref_log_prob, t_ns, seq) AS ref_log_prob,
+    latest(new_log_prob, t_ns, seq) AS new_log_prob,
+    latest(value, t_ns, seq) AS value,
+    latest(reward, t_ns, seq) AS reward,
+    latest(advantage, t_ns, seq) AS advantage,
+    latest("return", t_ns, seq) AS "return",
+    latest(ratio, t_ns, seq) AS ratio,
+    latest(clipped, t_ns, seq) AS clipped,
+    latest(entropy, t_ns, seq) AS entropy,
+    latest(loss_share, t_ns, seq) AS loss_share
+FROM tokens GROUP BY run, source, sample_id, position
+ORDER BY step, TRY_CAST(sample_id AS BIGINT), sample_id, position;
+
+-- -------------------------------------------------------------------------------------------------------------- log
+
+-- Tensors with the time of the interval they were touched in, and collectives.
+CREATE VIEW log_rows AS
+WITH intervals AS (
+    SELECT run, source, process, step, stage, phase, epoch, mini_batch, micro_batch, max(latency_ms) AS latency_ms
+    FROM spans_view WHERE stage IS NOT NULL AND span_kind IN ('stage', 'compute')
+    GROUP BY run, source, process, step, stage, phase, epoch, mini_batch, micro_batch)
+SELECT t.run, t.source, t.process, t.seq, t.t_ns, t.step, t.stage, t.rank, tensor_name, logical_shape, local_shape, dtype,
+    numel, bytes, mask_ratio, lifetime, NULL::VARCHAR AS comm_type, latency_ms, owner
+FROM accesses AS t LEFT JOIN intervals AS i ON t.run = i.run AND t.source = i.source AND t.process = i.process
+    AND t.stage = i.stage AND t.step IS NOT DISTINCT FROM i.step AND t.phase IS NOT DISTINCT FROM i.phase
+    AND t.epoch IS NOT DISTINCT FROM i.epoch AND t.mini_batch IS NOT DISTINCT FROM i.mini_batch
+    AND t.micro_batch IS NOT DISTINCT FROM i.micro_batch
+UNION ALL
+SELECT run, source, process, id, start_ns, step, stage, rank, 'comm_buffer', NULL, NULL, NULL, NULL, bytes, NULL, NULL,
+    comm_type, latency_ms, NULL
+FROM spans_view WHERE span_kind = 'comm';
+
+CREATE VIEW log AS
+SELECT stage, rank, tensor_name, logical_shape, local_shape, dtype, numel, bytes, mask_ratio, lifetime, comm_type,
+    latency_ms, owner
+FROM log_rows ORDER BY process, t_ns, seq;
+
+-- --------------------------------------------------------------------------------------------------------- findings
+
+-- What checks said, and what the shapes say by themselves: a mask that cannot cover its tensor.
+CREATE VIEW findings_view AS
+WITH found AS (
+    SELECT run, source, step, stage, id, scope, "order", position, verdict, severity, message, evidence, needs, fix,
+        next_step, confidence FROM findings
+    UNION ALL
+    SELECT run, source, NULL, stage, 'mask_shape', CASE source WHEN 'plan' THEN 'plan' ELSE 'run' END, 'shape_mismatch', 3, 'fail', 'error',
+        concat(tensor_name, ' ', coalesce(local_shape, logical_shape)::VARCHAR, ' in ', place(stage, phase), ': its mask ', mask, ' ', mask_shape::VARCHAR, ' does not broadcast to it'),
+        NULL, NULL, NULL, 'compare the mask and the tensor where they are made', 1.0
+    FROM shapes WHERE mask_fits = false)
+SELECT * FROM found
+ORDER BY list_position(['fail', 'warn', 'skipped', 'pass'], verdict), "order", position, id, step;

@@ -1,0 +1,183 @@
+"""The writer: rows of one process go to append-only JSONL files, behind the host's back and never in its way.
+
+`put` only appends to a queue. A background thread numbers, encodes and writes the rows at least every half second, so
+that a process killed at any moment lacks no more than that. A write error stops the writing and nothing else: what is
+on disk stays readable, and the host never sees an exception.
+"""
+
+import atexit
+import math
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from flowledger.ledger.rows import MetricRow, Row
+
+FLUSH_S = 0.25
+ROTATE_BYTES = 64 << 20
+CHUNK_ROWS = 512  # encoded in one call: the interpreter lock is held for half a millisecond at most
+
+
+@dataclass(frozen=True, slots=True)
+class WriterStats:
+    """What the writer did so far. `dropped` counts rows that reached no disk: queue full, closed, failed, not encodable."""
+
+    rows: int
+    bytes: int
+    dropped: int
+    cpu_ns: int  # of the writer's own thread
+    by_table: dict[str, int]  # rows written
+
+
+class Writer:
+    """Appends rows to `part/<table>-<n>.jsonl`. A row belongs to the writer once it is put."""
+
+    def __init__(self, part: Path, *, capacity: int = 100_000, flush_s: float = FLUSH_S, rotate_bytes: int = ROTATE_BYTES):
+        self.failure: OSError | None = None
+        self._queue: deque[Row] = deque()
+        self._room = capacity  # 0 once nothing more is taken
+        self._dropped = 0
+        self._flush_s = flush_s
+        self._files = _Files(part, rotate_bytes)
+        self._encoder = msgspec.json.Encoder()
+        self._seq = 0
+        self._rows: dict[str, int] = {}
+        self._cpu_ns = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="flowledger-writer", daemon=True)
+        self._thread.start()
+        _alive.add(self)
+        atexit.register(self.close)
+
+    def put(self, row: Row) -> None:
+        """Take one row. Never blocks and never raises; a row that finds no room is counted.
+
+        Safe from any thread, from a finaliser and from a signal handler, for it takes no lock: both lines of the body
+        are atomic under the interpreter lock.
+        """
+        if len(self._queue) < self._room:
+            self._queue.append(row)
+        else:
+            self._dropped += 1
+
+    def stats(self) -> WriterStats:
+        rows = dict(self._rows)
+        return WriterStats(sum(rows.values()), self._files.bytes, self._dropped, self._cpu_ns, rows)
+
+    def close(self) -> None:
+        """Write what is queued and stop; further rows are counted as dropped. Safe to call twice, and in a forked child."""
+        self._room = 0
+        self._stop.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+        atexit.unregister(self.close)
+        _alive.discard(self)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._flush_s):
+            self._drain()
+        self._drain()
+        self._files.close()
+
+    def _drain(self) -> None:
+        """Write all that is queued now, in chunks."""
+        while self._queue:
+            self._write(self._take())
+            self._cpu_ns = time.thread_time_ns()
+        self._cpu_ns = time.thread_time_ns()
+
+    def _take(self) -> dict[str, list[Row]]:
+        """The next rows by table, numbered in the order in which they were put."""
+        chunk: dict[str, list[Row]] = {}
+        for _ in range(min(CHUNK_ROWS, len(self._queue))):
+            row = self._queue.popleft()
+            row.seq = self._seq
+            self._seq += 1
+            if isinstance(row, MetricRow) and isinstance(row.value, float) and not math.isfinite(row.value):
+                row.value, row.special = None, _special(row.value)
+            chunk.setdefault(row.table, []).append(row)
+        return chunk
+
+    def _write(self, chunk: dict[str, list[Row]]) -> None:
+        for table, rows in chunk.items():
+            lines = self._encode(rows) if self.failure is None else []
+            try:
+                self._files.append(table, b"".join(lines))
+            except OSError as error:
+                self.failure = self.failure or error
+                self._room = 0
+                lines = []
+            self._rows[table] = self._rows.get(table, 0) + len(lines)
+            self._dropped += len(rows) - len(lines)
+
+    def _encode(self, rows: list[Row]) -> list[bytes]:
+        """One line a row; a row that JSON cannot hold (a foreign object, a lone surrogate) is left out."""
+        lines = []
+        for row in rows:
+            try:
+                lines.append(self._encoder.encode(row) + b"\n")
+            except (TypeError, ValueError, OverflowError):
+                continue
+        return lines
+
+    def _forget(self) -> None:
+        """In a forked child: the files are the parent's, and so are the rows still queued."""
+        self._room = 0
+        self._queue.clear()
+        self._stop.set()
+        self._files.close()
+
+
+class _Files:
+    """The open file of each table, appended without a buffer and rotated by size."""
+
+    def __init__(self, part: Path, rotate_bytes: int):
+        self.bytes = 0
+        self._part = part
+        self._rotate_bytes = rotate_bytes
+        self._open: dict[str, tuple[int, int]] = {}  # table -> (descriptor, bytes so far)
+        self._number: dict[str, int] = {}
+
+    def append(self, table: str, lines: bytes) -> None:
+        """Raises OSError (full disk, size limit, no permission)."""
+        if not lines:
+            return
+        descriptor, size = self._open.pop(table, None) or (self._next(table), 0)
+        self._open[table] = (descriptor, size)
+        rest = memoryview(lines)
+        while rest:
+            written = os.write(descriptor, rest)
+            self.bytes += written
+            rest = rest[written:]
+        self._open[table] = (descriptor, size + len(lines))
+        if size + len(lines) >= self._rotate_bytes:
+            os.close(self._open.pop(table)[0])
+
+    def close(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1][0])
+
+    def _next(self, table: str) -> int:
+        number = self._number.get(table, -1) + 1
+        self._number[table] = number
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+        return os.open(self._part / f"{table}-{number}.jsonl", flags, 0o644)
+
+
+def _special(value: float) -> str:
+    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+
+
+def _after_fork_in_child() -> None:
+    for writer in list(_alive):
+        writer._forget()
+
+
+_alive: weakref.WeakSet[Writer] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,1 @@
+"""What did happen: the recorder, attached from outside."""

@@ -1,0 +1,1 @@
+"""One thin table of probes per loop or framework."""

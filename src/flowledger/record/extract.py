@@ -1,0 +1,88 @@
+"""From an observed tensor to its row: what the flow says of that name, and what the tensor itself shows.
+
+The part that depends only on (name, shape, dtype) is made once and copied; a row then costs about two microseconds.
+Nothing here reads the content of a tensor except `kept`, and that only on a CPU.
+"""
+
+import sys
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from flowledger.flow.tensors import form_of, tensor
+from flowledger.ledger.rows import TensorRow
+
+
+class Templates:
+    """Rows by (name, shape, dtype), ready to be copied."""
+
+    def __init__(self, *, bindings: Mapping[str, int], rank: int, rank_count: int) -> None:
+        self._bindings = dict(bindings)
+        self._rank, self._rank_count = rank, rank_count
+        self._known: dict[tuple[object, ...], TensorRow] = {}
+
+    def row(self, name: str, shape: Sequence[int], dtype: object, element_size: int) -> TensorRow:
+        """A fresh row of a tensor that is whole on this rank. Raises BadInput for a name that the flow lacks."""
+        key = (name, shape, dtype)
+        made = self._known.get(key)
+        if made is None:
+            if len(self._known) > 20_000:  # dynamic batching: every micro-batch may have its own length
+                self._known.clear()
+            made = self._known[key] = self._make(name, tuple(shape), str(dtype).removeprefix("torch."), element_size)
+        return made.__copy__()  # type: ignore[no-any-return, attr-defined]  # twice as quick as copy.copy
+
+    def cut(self, row: TensorRow, local_shape: Sequence[int], placement: list[str]) -> None:
+        """Turn a row into that of a tensor of which this rank holds a part."""
+        numel = product(local_shape)
+        row.bytes = (row.bytes or 0) // max(1, row.numel or 0) * numel
+        row.local_shape, row.numel, row.placement = list(local_shape), numel, placement
+        if any(word.startswith(("Shard", "_Strided")) for word in placement):
+            row.owner_rank = f"0-{self._rank_count - 1}"
+
+    def _make(self, name: str, shape: tuple[int, ...], dtype: str, element_size: int) -> TensorRow:
+        facts, form = tensor(name), form_of(name, shape, self._bindings)
+        dims = form.shape[1:-1] if form is not None else None
+        numel = product(shape)
+        return TensorRow(
+            rank=self._rank,
+            rank_count=self._rank_count,
+            tensor_name=facts.name,
+            dims=dims,
+            logical_shape=list(shape),
+            local_shape=list(shape),
+            padding=form.padding if form is not None and form.padding != "none" else None,
+            dtype=dtype,
+            numel=numel,
+            bytes=numel * element_size,
+            kind=facts.kind,
+            mask=facts.mask,
+            broadcast=form.broadcast if form is not None else None,
+            owner_rank=str(self._rank),
+            owner=facts.owner,
+            lifetime=facts.lifetime,
+            shape_checksum=shape_checksum(facts.name, dims, shape, dtype),
+        )
+
+
+def shape_checksum(name: str, dims: str | None, logical_shape: Sequence[int], dtype: str) -> int:
+    """crc32 over name, dims, logical shape and dtype; equal on all ranks of a role."""
+    return zlib.crc32(f"{name}|{dims or ''}|{','.join(map(str, logical_shape))}|{dtype}".encode())
+
+
+def content_checksum(value: Any) -> int:
+    """crc32 of the elements in row-major order (of this rank's part)."""
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    return zlib.crc32(memoryview(flat.view(sys.modules["torch"].uint8).numpy()))
+
+
+def kept(value: Any) -> int | None:
+    """How many elements of a mask are not 0; None where asking would wait for a device."""
+    return int(value.count_nonzero()) if value.device.type == "cpu" else None
+
+
+def product(shape: Sequence[int]) -> int:
+    """Elements of a shape; 1 for a scalar."""
+    total = 1
+    for size in shape:
+        total *= size
+    return total

@@ -1,0 +1,181 @@
+"""What a probe sees of tensors: a row an access, the life of the storage, what samples and tokens learn from it."""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flowledger.ledger.rows import Row
+from flowledger.record.extract import Templates, content_checksum, kept, product
+from flowledger.record.layers import Layers
+from flowledger.record.position import Frame
+from flowledger.record.samples import Samples
+from flowledger.record.storages import Lives
+from flowledger.record.tokens import Tokens
+from flowledger.record.watch import Named, Watch
+
+Put = Callable[[Row, Frame, int], None]
+MASKS = ("attention_mask", "response_mask", "loss_mask")
+_PERSISTENT_EVIDENCE = {
+    "params": "parameter", "updated_params": "parameter", "grads": "gradient",
+    "optimizer_state": "optimizer_state", "kv_cache": "cache", "comm_buffer": "collective",
+}  # fmt: skip
+
+
+class Observer:
+    """Turns what stands in a call into rows. `sign` tells whoever watches operators what a tensor is."""
+
+    def __init__(
+        self, put: Put, here: Callable[[], Frame], *, level: str, templates: Templates, rank: int, groups: int
+    ) -> None:
+        self.level = level
+        self.facts: dict[str, Any] = {}
+        self.sign: Callable[[Any, str], object] | None = None  # set while operators are watched
+        self.layers = Layers()
+        self.lives = Lives(put, here)
+        self.samples = Samples(put, rank)
+        self.tokens = Tokens(put, groups)
+        self._put, self._templates = put, templates
+
+    def begin_step(self) -> None:
+        self.samples.begin_step()
+        self.tokens.begin_step()
+        self.facts.pop("dropped_reason", None)
+        self.facts.pop("component_names", None)
+
+    def see(self, watch: Watch, frame: Frame, access: str, named: Named, now: int) -> None:
+        """Everything one side of a call (arguments: read, result: write) has to show."""
+        masks = self._masks(frame, named)
+        if self.level == "steps":
+            return
+        for name, value in named:
+            if _is_tensor(value):
+                self._tensor(watch, frame, access, name, value, masks, now)
+            else:
+                self._object(watch, frame, access, name, value, now)
+        values = {name: value for name, value in named if _is_tensor(value)}
+        if "sample_id" in values:
+            self._identify(frame, values)
+        if frame.sample_ids is not None:
+            self._learn(watch, frame, access, values, now)
+
+    def hidden(self, frame: Frame, layer: int, value: Any, now: int) -> None:
+        """The output of one layer."""
+        row = self._templates.row("hidden_states", value.shape, value.dtype, value.element_size())
+        row.layer, row.access = layer, "write"
+        row.storage = self.lives.see(value, "hidden_states", "write", frame, now)
+        row.offset = value.storage_offset()
+        self._put(row, frame, now)
+
+    def saved(self, frame: Frame, layer: int | None, dtype: Any, size: int, now: int) -> None:
+        """What one layer saved for backward."""
+        row = self._templates.row("activations", (size // dtype.itemsize,), dtype, dtype.itemsize)
+        row.layer, row.access = layer, "write"
+        self._put(row, frame, now)
+
+    def write_samples(self, frame: Frame, now: int) -> None:
+        """Write what a stage has learnt of its samples, when it ends."""
+        columns = frame.columns or {}
+        ids = frame.sample_ids or []
+        dropped = self.facts.pop("dropped_reason", None)
+        if dropped is not None and len(dropped) == len(ids):
+            columns["dropped_reason"] = list(dropped)
+        if columns and ids:
+            if frame.stage == "rollout" and frame.policy_version is not None:
+                columns["versions"] = [[frame.policy_version]] * len(ids)
+            self.samples.write(ids, columns, frame, now)
+        if frame.stage == "update_actor":
+            self.samples.end_update(frame, now)
+
+    def token_values(self, frame: Frame, columns: Mapping[str, Any], now: int) -> None:
+        """Values for each token [B, S_resp] that are no tensors of the flow, by column of `tokens`."""
+        if self.level == "tokens" and frame.sample_ids is not None:
+            self.tokens.see(frame.sample_ids, dict(columns), frame, now)
+
+    def _masks(self, frame: Frame, named: Named) -> dict[str, tuple[list[int], float | None]]:
+        """Shape and kept fraction of the masks of this call, its newest first."""
+        masks = frame.masks = frame.masks or {}
+        for name, value in named:
+            if name in MASKS and _is_tensor(value):
+                if self.level == "steps" and name != "attention_mask":
+                    continue
+                count = kept(value) if value.device.type == "cpu" or self.level == "tokens" else None
+                size = product(value.shape)
+                masks[name] = (list(value.shape), count / size if count is not None and size else None)
+                if name == "attention_mask":
+                    frame.tokens_logical, frame.tokens_valid = size, count
+        return masks
+
+    def _tensor(
+        self, watch: Watch, frame: Frame, access: str, name: str, value: Any, masks: dict[str, Any], now: int
+    ) -> None:
+        if watch.scope == "decode" and not self._first(watch, frame, (name, access, value.shape)):
+            return
+        row = self._templates.row(name, value.shape, value.dtype, value.element_size())
+        local = value
+        if hasattr(value, "placements"):
+            local = value.to_local()
+            self._templates.cut(row, local.shape, [str(placement) for placement in value.placements])
+        row.access = access
+        row.storage = self.lives.see(local, name, access, frame, now)
+        row.offset = local.storage_offset()
+        mask = masks.get(name) if name in MASKS else masks.get(row.mask) if row.mask is not None else None
+        if mask is not None:
+            row.mask_ratio = mask[1]
+            row.mask_shape = mask[0] if name not in MASKS else None
+        if self.level == "tokens":
+            row.checksum = content_checksum(local)
+        if self.sign is not None and (frame.scope == "stage" or row.kind == "batch"):
+            self.sign(local, "stage_tensor")
+        self._put(row, frame, now)
+
+    def _object(self, watch: Watch, frame: Frame, access: str, name: str, value: Any, now: int) -> None:
+        """A model, an optimizer or a cache: one row a layer."""
+        parts = self.layers.parts(name, value)
+        if self.sign is not None and name in _PERSISTENT_EVIDENCE:
+            for tensor in self.layers.tensors(name, value):
+                self.sign(tensor, _PERSISTENT_EVIDENCE[name])
+        if watch.whole and not self._first(watch, frame, (name, access, len(parts or ()))):
+            return
+        for layer, shape, dtype, size in parts or ():
+            row = self._templates.row(name, shape, dtype, 0)
+            row.layer, row.bytes, row.access = layer, size, access
+            self._put(row, frame, now)
+
+    def _first(self, watch: Watch, frame: Frame, what: object) -> bool:
+        """Whether a call that repeats (a decode step, a micro-batch) shows this for the first time in its stage."""
+        if watch.shown_in is not frame.stage_frame:
+            watch.shown_in = frame.stage_frame
+            watch.shown.clear()
+        if what in watch.shown:
+            return False
+        watch.shown.add(what)
+        return True
+
+    def _identify(self, frame: Frame, values: dict[str, Any]) -> None:
+        """Whose rows these are. Sample ids are read even off a device only at level `tokens`."""
+        ids = values["sample_id"]
+        if ids.device.type != "cpu" and self.level != "tokens":
+            return
+        frame.sample_ids = [str(number) for number in ids.flatten().tolist()]
+        groups = values.get("group_id")
+        if self.level == "tokens" and groups is not None and len(groups) == len(frame.sample_ids):
+            self.tokens.group(frame.sample_ids, [str(number) for number in groups.tolist()])
+
+    def _learn(self, watch: Watch, frame: Frame, access: str, values: dict[str, Any], now: int) -> None:
+        ids = frame.sample_ids or []
+        if frame.scope == "stage":
+            columns = frame.columns = frame.columns or {}
+            for name, value in values.items():
+                if value.device.type == "cpu" or self.level == "tokens":
+                    again = access == "write"
+                    columns.update(self.samples.columns(name, value, len(ids), self.facts, again=again))
+        elif frame.scope == "micro_batch" and frame.stage == "update_actor" and access == "read":
+            width = values["full_sequence"].shape[-1] if "full_sequence" in values else 0
+            self.samples.train(ids, frame, width)
+        if self.level == "tokens" and (access == "write" or frame.phase == "loss"):
+            self.tokens.see(ids, values, frame, now)
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)

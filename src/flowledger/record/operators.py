@@ -1,0 +1,216 @@
+"""Every storage that is born and dies within one step, operator by operator, and the live bytes by kind at any instant.
+
+A dispatch mode sees the tensors that operators return; weak references see their storages die. What an operator takes
+and frees within itself is not visible here (a few dozen bytes against torch's own profiler on a training step).
+The kind of a storage is decided at the end of the step, when all that was learnt of it is known.
+"""
+
+import time
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from flowledger.flow.kinds import classify
+from flowledger.record.position import Frame
+
+_LIFT = torch.ops.aten.lift_fresh.default  # how torch.tensor(...) hands over what it has just made
+_PLAIN = frozenset({Tensor, torch.nn.Parameter})
+
+
+class Born:
+    """One storage within a step; `old` when it was there before the step."""
+
+    __slots__ = ("began", "number", "old", "ref", "shared", "signs", "size")
+
+    def __init__(self, size: int, old: bool) -> None:
+        self.size = self.began = size  # bytes now, and when first seen
+        self.old = old
+        self.number: int | None = None  # its number in the ledger, where it has one
+        self.shared = False  # the probes saw it too, and write its death themselves
+        self.signs: set[str] = set()
+        self.ref: object = None
+
+    @property
+    def kind(self) -> str:
+        return classify(self.signs)
+
+
+class Instant(NamedTuple):
+    """Live bytes by kind at one moment; `label` begin, end or peak."""
+
+    label: str
+    frame: Frame
+    t_ns: int
+    live: dict[str, int]
+
+
+class Event(NamedTuple):
+    """A birth, a death or a change of size that the ledger should have a row of."""
+
+    name: str  # born, freed
+    storage: Born
+    size: int
+    frame: Frame
+    t_ns: int
+
+
+class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    """Watches while it is entered. `quiet` while the recorder itself computes."""
+
+    def __init__(self, frame: Frame) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.quiet = False
+        self.own_ns = 0
+        self.collective = 0  # collectives open now
+        self._closed = False
+        self._live: dict[int, Born] = {}
+        self._before: list[Born] = []
+        self._events: list[tuple[Born, int, int]] = []  # storage, change in bytes, time
+        self._marks: list[tuple[int, Frame, Frame, str, int]] = [(0, frame, frame, "", time.monotonic_ns())]
+        self._device = "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if types and not _PLAIN.issuperset(types):  # a DTensor unpacks itself; its local operators come here again
+            return NotImplemented
+        kwargs = kwargs or {}
+        if self.quiet:
+            return func(*args, **kwargs)
+        began = time.monotonic_ns()
+        fresh = func is _LIFT
+        for value in args:
+            self._walk(value, not fresh, began)
+        for value in kwargs.values():
+            self._walk(value, True, began)
+        between = time.monotonic_ns()
+        result = func(*args, **kwargs)
+        after = time.monotonic_ns()
+        self._walk(result, False, after)
+        self.own_ns += between - began + time.monotonic_ns() - after
+        return result
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch until left; direct changes of a storage's size are seen too."""
+        resize = torch.UntypedStorage.resize_
+
+        def seen(storage: torch.UntypedStorage, size: int) -> Any:
+            result = resize(storage, size)
+            self._resized(storage)
+            return result
+
+        torch.UntypedStorage.resize_ = seen  # type: ignore[method-assign, assignment]
+        try:
+            with self:
+                yield
+        finally:
+            if "resize_" in vars(torch._C.StorageBase):
+                del torch.UntypedStorage.resize_
+            else:
+                torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+            self._closed = True
+
+    def sign(self, value: Tensor, evidence: str) -> Born:
+        """Note what a tensor is; one that no operator has shown yet was there before."""
+        born = self._see(value, True, time.monotonic_ns())
+        born.signs.add(evidence)
+        return born
+
+    def find(self, pointer: int) -> Born | None:
+        """The storage at an address, if it was born within this step."""
+        born = self._live.get(pointer)
+        return None if born is None or born.old else born
+
+    def mark(self, frame: Frame, after: Frame, label: str, now: int) -> None:
+        """A call begins or ends: `frame` is that call, `after` the one that runs from now on."""
+        self._marks.append((len(self._events), frame, after, label, now))
+
+    def replay(self) -> Iterator[Instant | Event]:
+        """The step once more, in order: births and deaths, the instants that were marked, and the peak at the end."""
+        kinds = {id(born): born.kind for born, _, _ in self._events} | {id(born): born.kind for born in self._before}
+        live: dict[str, int] = dict.fromkeys(sorted(set(kinds.values())), 0)
+        for born in self._before:
+            live[kinds[id(born)]] += born.began
+        total = sum(live.values())
+        marks = iter([*self._marks, (len(self._events) + 1, self._marks[0][1], self._marks[0][1], "", 0)])
+        mark, here = next(marks), self._marks[0][1]
+        peak, top = Instant("peak", here, self._marks[0][4], dict(live)), total
+        for index, (born, change, now) in enumerate(self._events):
+            while mark[0] <= index:
+                here = mark[2]
+                if mark[3]:
+                    yield Instant(mark[3], mark[1], mark[4], dict(live))
+                mark = next(marks)
+            live[kinds[id(born)]] += change
+            total += change
+            if total > top:
+                peak, top = Instant("peak", here, now, dict(live)), total
+            if not born.old:
+                yield Event("born" if change > 0 else "freed", born, abs(change), here, now)
+        while mark[0] <= len(self._events):
+            if mark[3]:
+                yield Instant(mark[3], mark[1], mark[4], dict(live))
+            mark = next(marks)
+        yield peak
+
+    @property
+    def peak_growth(self) -> int:
+        """The most that the live bytes ever stood above where they began."""
+        total = top = 0
+        for _, change, _ in self._events:
+            total += change
+            top = max(top, total)
+        return top
+
+    def forget(self) -> None:
+        """Let go of everything; no finaliser runs after this."""
+        self._closed = True
+        for born in self._live.values():
+            born.ref = None
+        self._live.clear()
+
+    def _walk(self, value: Any, old: bool, now: int) -> None:
+        if isinstance(value, Tensor):
+            self._see(value, old, now)
+        elif isinstance(value, (list, tuple)):
+            for inner in value:
+                self._walk(inner, old, now)
+
+    def _see(self, value: Tensor, old: bool, now: int) -> Born:
+        storage = value.untyped_storage()
+        pointer = storage._cdata
+        born = self._live.get(pointer)
+        if born is None:
+            return self._enter(storage, pointer, old, now)
+        if born.size != storage.nbytes():
+            self._resized(storage)
+        return born
+
+    def _enter(self, storage: torch.UntypedStorage, pointer: int, old: bool, now: int) -> Born:
+        counted = storage.nbytes() if storage.device.type == self._device else 0
+        born = Born(counted, old)
+        if self.collective and not old:
+            born.signs.add("collective")
+        born.ref = weakref.ref(storage, lambda _: self._died(pointer, born))
+        self._live[pointer] = born
+        if old:
+            self._before.append(born)
+        else:
+            self._events.append((born, counted, now))
+        return born
+
+    def _resized(self, storage: torch.UntypedStorage) -> None:
+        born, size = self._live.get(storage._cdata), storage.nbytes()
+        if born is not None and not self._closed and born.size != size and storage.device.type == self._device:
+            self._events.append((born, size - born.size, time.monotonic_ns()))
+            born.size = size
+
+    def _died(self, pointer: int, born: Born) -> None:
+        if self._live.get(pointer) is born:
+            del self._live[pointer]
+        if not self._closed:
+            self._events.append((born, -born.size, time.monotonic_ns()))

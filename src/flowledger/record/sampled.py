@@ -1,0 +1,106 @@
+"""A step whose operators are watched: what each storage is, the memory by kind at every boundary, and the peak."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from flowledger.ledger.rows import MemoryRow, Row, StorageRow
+from flowledger.record.hooks import ModelHooks
+from flowledger.record.observe import Observer
+from flowledger.record.operators import Event, Operators
+from flowledger.record.position import Frame
+from flowledger.record.watch import Watch
+
+_SMALL = 1024  # bytes; smaller storages are counted in the sums but get no rows
+
+
+class _Rows(Protocol):
+    def put(self, row: Row, frame: Frame, now: int) -> None: ...
+    def guard(self, work: Callable[..., Any], *args: Any) -> Any: ...
+
+
+class SampledStep:
+    """One such step, from its begin to its rows."""
+
+    def __init__(self, rows: _Rows, observer: Observer, frame: Frame) -> None:
+        self._rows, self._observer = rows, observer
+        self.mode = Operators(frame)
+        observer.sign = self.mode.sign
+        observer.lives.number_of = self._number_of
+
+    def watching(self) -> AbstractContextManager[None]:
+        return self.mode.watching()
+
+    def saved(self, tensor: Tensor) -> None:
+        """A tensor is saved for backward."""
+        self.mode.sign(tensor, "saved_for_backward")
+
+    @contextmanager
+    def forward(self, hooks: ModelHooks, module: nn.Module, frame: Frame) -> Iterator[None]:
+        """Rows of hidden states and activations for one forward pass."""
+
+        def output(layer: int, value: Tensor) -> None:
+            self._observer.hidden(frame, layer, value, time.monotonic_ns())
+
+        with hooks.forward(module, output) as saved:
+            yield
+        for layer, dtype, size in saved:
+            self._rows.guard(self._observer.saved, frame, layer, dtype, size, time.monotonic_ns())
+
+    def began(self, watch: Watch, frame: Frame, now: int) -> None:
+        self.mode.mark(frame, frame, "begin" if watch.boundary else "", now)
+        self.mode.collective += watch.scope == "collective"
+        if watch.probe.phase == "step":
+            self._sign_models()
+
+    def ended(self, watch: Watch, frame: Frame, now: int) -> None:
+        self.mode.collective -= watch.scope == "collective"
+        if watch.probe.phase == "backward" or watch.scope == "stage":
+            self._sign_models()
+        self.mode.mark(frame, frame.parent or frame, "end" if watch.boundary else "", now)
+
+    def write(self) -> None:
+        """All rows of the step, once it is over."""
+        self._sign_models()
+        for seen in self.mode.replay():
+            if isinstance(seen, Event):
+                self._storage(seen)
+                continue
+            for kind, size in seen.live.items():
+                self._rows.put(MemoryRow(instant=seen.label, kind=kind, allocated=size), seen.frame, seen.t_ns)
+        self.mode.forget()
+
+    def _storage(self, seen: Event) -> None:
+        born = seen.storage
+        if not born.shared and seen.size < _SMALL:
+            return
+        if seen.name == "freed" and born.shared:
+            return  # the probes follow this one to its end
+        if born.number is None:
+            born.number = self._observer.lives.new_number()
+        row = StorageRow(storage=born.number, event=seen.name, bytes=seen.size, kind=born.kind)
+        self._rows.put(row, seen.frame, seen.t_ns)
+
+    def _number_of(self, pointer: int) -> int | None:
+        born = self.mode.find(pointer)
+        if born is None:
+            return None
+        if born.number is None:
+            born.number = self._observer.lives.new_number()
+        born.shared = True
+        return born.number
+
+    def _sign_models(self) -> None:
+        """Parameters, gradients and optimizer state of all that was met so far."""
+        for module in self._observer.layers.modules():
+            for tensor in module.parameters():
+                self.mode.sign(tensor, "parameter")
+                if tensor.grad is not None:
+                    self.mode.sign(tensor.grad, "gradient")
+            for tensor in module.buffers():
+                self.mode.sign(tensor, "parameter")
+        for tensor in self._observer.layers.optimizer_tensors():
+            self.mode.sign(tensor, "optimizer_state")

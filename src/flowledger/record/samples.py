@@ -1,0 +1,86 @@
+"""What each stage learns of each sample: one row a sample and stage, from tensors of one value a sample.
+
+Content is read only where that waits for no device (CPU tensors, or level `tokens`).
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from flowledger.flow.tensors import tensor
+from flowledger.flow.words import FINISH_REASONS
+from flowledger.ledger.rows import Row, SampleRow, Trained
+from flowledger.record.position import Frame
+
+Put = Callable[[Row, Frame, int], None]
+_FROM_MASK = {"response_mask": "response_length"}  # a tensor of [B, S] whose row sums are a column
+
+
+class Samples:
+    """Collects columns over a stage and writes them when it ends."""
+
+    def __init__(self, put: Put, rank: int) -> None:
+        self._put, self._rank = put, rank
+        self._known: set[str] = set()  # columns that this step has written
+        self._trained: dict[str, list[Trained]] = {}
+
+    def begin_step(self) -> None:
+        self._known.clear()
+        self._trained.clear()
+
+    def columns(
+        self, name: str, value: Any, count: int, facts: Mapping[str, Any], *, again: bool
+    ) -> dict[str, list[Any]]:
+        """The column that a tensor fills, one value a sample; empty when it has none, or (unless `again`) had it."""
+        column = _FROM_MASK.get(name) or tensor(name).sample_column
+        if column is None or column == "sample_id" or (not again and column in self._known):
+            return {}
+        if name in _FROM_MASK:
+            values = value.count_nonzero(1).tolist() if value.dim() == 2 else []
+        else:
+            values = value.tolist() if value.dim() < 2 or column == "rewards" else value.flatten().tolist()
+        return {column: spread} if (spread := _spread(_converted(column, values, facts), count)) else {}
+
+    def write(self, ids: Sequence[str], columns: dict[str, list[Any]], frame: Frame, now: int) -> None:
+        """One row for each sample."""
+        self._known.update(columns)
+        names = list(columns)
+        for sample_id, *values in zip(ids, *columns.values(), strict=True):
+            self._put(SampleRow(sample_id=sample_id, **dict(zip(names, values, strict=True))), frame, now)
+
+    def train(self, ids: Sequence[str], frame: Frame, stop: int) -> None:
+        """Note that samples go through the update now, with `stop` tokens each."""
+        entry = Trained(
+            epoch=frame.epoch or 0,
+            mini_batch=frame.mini_batch or 0,
+            rank=self._rank,
+            micro_batch=frame.micro_batch or 0,
+            stop=stop,
+        )
+        for sample_id in ids:
+            self._trained.setdefault(sample_id, []).append(entry)
+
+    def end_update(self, frame: Frame, now: int) -> None:
+        """Write for each sample when and where it was trained."""
+        for sample_id, trained in self._trained.items():
+            self._put(SampleRow(sample_id=sample_id, trained=trained), frame, now)
+        self._trained = {}
+
+
+def _converted(column: str, values: list[Any], facts: Mapping[str, Any]) -> list[Any]:
+    if column == "finish_reason":
+        return [FINISH_REASONS[code] if 0 <= code < len(FINISH_REASONS) else str(code) for code in values]
+    if column == "group_id":
+        return [str(number) for number in values]
+    if column == "rewards":
+        names = facts.get("component_names") or ()
+        named = [*map(str, names), *map(str, range(len(names), 1000))]
+        return [dict(zip(named, row if isinstance(row, list) else [row], strict=False)) for row in values]
+    return values
+
+
+def _spread(values: list[Any], count: int) -> list[Any]:
+    """Per-prompt values repeated over their group; nothing when the numbers do not fit."""
+    if not values or count % len(values):
+        return []
+    times = count // len(values)
+    return values if times == 1 else [value for value in values for _ in range(times)]

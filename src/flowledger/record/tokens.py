@@ -1,0 +1,92 @@
+"""Every token of a few groups, one row a token and stage: the only place where content is copied on purpose.
+
+`position` counts columns of the padded full sequence [B, S_prompt + S_resp]; a tensor over responses ends in the same
+column as the full sequence. Positions that attention_mask leaves out get no row.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flowledger.flow.tensors import tensor
+from flowledger.ledger.rows import Row, TokenRow
+from flowledger.record.position import Frame
+
+Put = Callable[[Row, Frame, int], None]
+_EXTRA = {"full_sequence": "token_id"}  # covers the prompt as well, which response_ids does not
+
+
+class Tokens:
+    """Chooses the groups of a step and writes their tokens as tensors pass by."""
+
+    def __init__(self, put: Put, groups: int) -> None:
+        self.tokenizer: Any = None
+        self._put, self._groups = put, groups
+        self._texts: dict[int, str] = {}
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        self._group_of: dict[str, str] = {}
+        self._chosen: set[str] = set()
+        self._width = 0  # S_prompt + S_resp, once the full sequence was seen
+        self._valid: dict[str, list[int]] = {}  # sample -> columns that hold a token
+        self._old: dict[str, list[float]] = {}  # sample -> old log-probs, for the ratio
+
+    def group(self, ids: Sequence[str], groups: Sequence[str]) -> None:
+        """Choose the samples of the first groups of this step."""
+        if not self._chosen:
+            first = list(dict.fromkeys(groups))[: self._groups]
+            self._chosen = {sample for sample, group in zip(ids, groups, strict=True) if group in first}
+
+    def see(self, ids: Sequence[str], values: dict[str, Any], frame: Frame, now: int) -> None:
+        """Write the chosen samples' tokens of tensors [len(ids), width] by name; others are passed over."""
+        rows = [(index, sample) for index, sample in enumerate(ids) if sample in self._chosen]
+        if not rows:
+            return
+        if "full_sequence" in values:
+            self._width = values["full_sequence"].shape[1]
+        wide = {
+            name: value
+            for name, value in values.items()
+            if (name in _EXTRA or tensor(name).token_column) and value.dim() == 2 and value.shape[0] == len(ids)
+        }
+        if not self._width or not wide:
+            return
+        for index, sample in rows:
+            self._sample(sample, {name: value[index].tolist() for name, value in wide.items()}, frame, now)
+
+    def _sample(self, sample: str, values: dict[str, list[Any]], frame: Frame, now: int) -> None:
+        if "full_sequence" in values:
+            values.pop("response_ids", None)
+        mask = values.get("attention_mask")
+        if mask is not None and len(mask) == self._width:
+            self._valid[sample] = [column for column, on in enumerate(mask) if on]
+        columns: dict[int, dict[str, Any]] = {}
+        for name, row in values.items():
+            label = _EXTRA.get(name) or tensor(name).token_column or ""
+            shift = self._width - len(row)
+            for column in self._valid.get(sample, range(self._width)):
+                if column >= shift:
+                    columns.setdefault(column, {})["return_" if label == "return" else label] = row[column - shift]
+        self._ratio(sample, values, columns)
+        for column, found in sorted(columns.items()):
+            self._put(TokenRow(sample_id=sample, position=column, text=self._text(found), **found), frame, now)
+
+    def _ratio(self, sample: str, values: dict[str, list[Any]], columns: dict[int, dict[str, Any]]) -> None:
+        if "old_log_prob" in values:
+            self._old[sample] = values["old_log_prob"]
+        old, new = self._old.get(sample), values.get("new_log_prob")
+        if old is None or new is None or len(old) != len(new):
+            return
+        shift = self._width - len(new)
+        for column, found in columns.items():
+            if column >= shift:
+                found["ratio"] = math.exp(min(700.0, new[column - shift] - old[column - shift]))
+
+    def _text(self, found: dict[str, Any]) -> str | None:
+        token = found.get("token_id")
+        if token is None or self.tokenizer is None:
+            return None
+        if token not in self._texts:
+            self._texts[token] = str(self.tokenizer.decode([token]))
+        return self._texts[token]

@@ -1,0 +1,88 @@
+"""A probe made ready: where in a call each tensor and each fact is found.
+
+A key of `args` is a parameter, or a path from one (`weights.version`); a key of `results` a field of the result, a path
+from one, "" for the result itself, or `args.` and a path for what the call writes into an argument. Values are tensors
+of the flow, or facts: `@step`, `@policy_version`, `@tokenizer`, `@component_names`, `@dropped_reason`, `@model` (a
+module whose forward passes are worth watching), `@metric:NAME` (a number), `@token:COLUMN` (a value for each token).
+"""
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from flowledger.flow.seams import Function, Probe
+
+_WHOLE = ("epoch", "mini_batch", "micro_batch", "decode", "collective", "call")  # one row at the end is enough
+_MISSING = object()
+Named = list[tuple[str, Any]]
+Path = tuple[str, ...]
+
+
+class Watch:
+    """One probe on one function."""
+
+    def __init__(self, probe: Probe, function: Function) -> None:
+        self.probe, self.scope = probe, probe.scope
+        self.whole = probe.scope in _WHOLE
+        self.boundary = probe.scope in ("step", "stage") or probe.phase is not None  # memory is read here
+        own = probe.target.rpartition(":")[2].rpartition(".")[2]
+        named = {"step": "step", "stage": probe.stage or own}
+        self.name = named.get(probe.scope) or probe.phase or own
+        comm, stage = probe.scope == "collective", probe.scope in ("step", "stage")
+        self.span_kind = "comm" if comm else "stage" if stage else "compute"
+        self.reads, self.read_facts = _split(probe.args)
+        self.writes, self.write_facts = _split(probe.results)
+        self._metrics = [(_path(key), name) for key, name in probe.metrics.items()]
+        self._function = function
+        self._names: list[str] | None = None
+        self.shown: set[object] = set()  # what a repeated call has shown already in this stage
+        self.shown_in: object = None
+
+    def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any]:
+        """The arguments by parameter name."""
+        if not args:
+            return kwargs
+        if self._names is None:
+            positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+            parameters = inspect.signature(self._function).parameters.values()
+            self._names = [parameter.name for parameter in parameters if parameter.kind in positional]
+        return {**dict(zip(self._names, args, strict=False)), **kwargs}
+
+    def metrics(self, result: Any) -> Named:
+        """(name, value) of each metric in a result."""
+        found: Named = []
+        for path, name in self._metrics:
+            value = _follow(result, path)
+            if name == "*" and isinstance(value, Mapping):
+                found += value.items()
+            elif value is not _MISSING and value is not None:
+                found.append((name, value))
+        return found
+
+
+def pick(paths: list[tuple[Path, str]], source: Any, given: Any = None) -> Named:
+    """What the paths lead to, None and what is not there left out. Paths from `args` start at `given`."""
+    found = []
+    for path, name in paths:
+        value = _follow(given, path[1:]) if path and path[0] == "args" and given is not None else _follow(source, path)
+        if value is not _MISSING and value is not None:
+            found.append((name, value))
+    return found
+
+
+def _split(table: Mapping[str, str]) -> tuple[list[tuple[Path, str]], list[tuple[Path, str]]]:
+    """Paths to tensors, and paths to facts (the @ taken off)."""
+    tensors = [(_path(key), name) for key, name in table.items() if not name.startswith("@")]
+    return tensors, [(_path(key), name[1:]) for key, name in table.items() if name.startswith("@")]
+
+
+def _path(key: str) -> Path:
+    return tuple(key.split(".")) if key else ()
+
+
+def _follow(value: Any, path: Path) -> Any:
+    for step in path:
+        value = value.get(step, _MISSING) if isinstance(value, Mapping) else getattr(value, step, _MISSING)
+        if value is _MISSING:
+            return value
+    return value

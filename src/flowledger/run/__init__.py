@@ -1,0 +1,1 @@
+"""A step you can read: the reference loop in torch."""

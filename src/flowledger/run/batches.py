@@ -1,0 +1,99 @@
+"""What each stage hands on. Field names are the flow's tensor names; B = B_prompt*G, sample index = prompt*G + k."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from flowledger.run.prompts import Problem
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompts:
+    """The prompts of a step, left-padded."""
+
+    prompt_ids: Tensor  # int64 [B_prompt, S_prompt]
+    attention_mask: Tensor  # int64 [B_prompt, S_prompt]
+    position_ids: Tensor  # int64 [B_prompt, S_prompt]
+    prompt_length: Tensor  # int64 [B_prompt]
+    sample_id: Tensor  # int64 [B_prompt*G]
+    group_id: Tensor  # int64 [B_prompt*G]
+    problems: tuple[Problem, ...]  # per prompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollouts:
+    """The responses, right-padded, and the sequences they complete."""
+
+    response_ids: Tensor  # int64 [B_prompt*G, S_resp]
+    response_mask: Tensor  # int64 [B_prompt*G, S_resp]
+    full_sequence: Tensor  # int64 [B_prompt*G, S_prompt + S_resp]
+    attention_mask: Tensor  # int64 [B_prompt*G, S_prompt + S_resp]
+    position_ids: Tensor  # int64 [B_prompt*G, S_prompt + S_resp]
+    rollout_log_prob: Tensor  # float32 [B_prompt*G, S_resp]
+    finish_reason: Tensor  # int64 [B_prompt*G], indices into flow.words.FINISH_REASONS
+    generation_metadata: Tensor  # int64 [N_decode, 2]: running, waiting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewards:
+    """What each response is worth."""
+
+    reward_components: Tensor  # float32 [B_prompt*G, N_reward]
+    reward: Tensor  # float32 [B_prompt*G]
+    token_level_reward: Tensor  # float32 [B_prompt*G, S_resp]
+    component_names: tuple[str, ...]
+    failed: tuple[str | None, ...]  # per sample: reward_error, reward_timeout, or None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filtered:
+    """Which tokens may enter the loss."""
+
+    loss_mask: Tensor  # int64 [B_prompt*G, S_resp]
+    dropped_reason: tuple[str | None, ...]  # per sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OldLogProbs:
+    """The policy before the update, on its own samples."""
+
+    old_log_prob: Tensor  # float32 [B_prompt*G, S_resp]
+    entropy: Tensor  # float32 [B_prompt*G, S_resp]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefLogProbs:
+    """The reference policy on the same tokens."""
+
+    ref_log_prob: Tensor  # float32 [B_prompt*G, S_resp]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Advantages:
+    """How much better than its group a sample was, and the same on every token of it."""
+
+    advantage: Tensor  # float32 [B_prompt*G]
+    advantages: Tensor  # float32 [B_prompt*G, S_resp]
+    returns: Tensor  # float32 [B_prompt*G, S_resp]
+    token_level_reward: Tensor  # float32 [B_prompt*G, S_resp], after the KL penalty where KL is in the reward
+    kl: Tensor | None  # float32 [B_prompt*G, S_resp], where KL is in the reward
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """What the update of the policy came to, one entry per optimizer step."""
+
+    policy_loss: Tensor  # float32 [updates]
+    kl_loss: Tensor
+    entropy_loss: Tensor
+    grad_norm: Tensor
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synced:
+    """The rollout weights after they took over the policy's."""
+
+    policy_version: int
+    update_ratio: float | None  # ‖Δ‖ / ‖w‖ over all tensors; None where weights are shared: nothing to compare with

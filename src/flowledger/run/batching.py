@@ -1,0 +1,99 @@
+"""Mini-batches and micro-batches: which samples go through one optimizer step, and which through one forward pass.
+
+Static micro-batches take so many samples in a row. Dynamic ones close on the first limit hit; with `balance` the same
+number of micro-batches is then evened out (Karmarkar-Karp), as long as every limit still holds.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from flowledger.config.schema import MicroBatch
+
+Indices = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MiniBatch:
+    """The samples of one optimizer step, and how they are split into forward passes; indices into the step's B samples."""
+
+    samples: Indices
+    micro_batches: tuple[Indices, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """The split of one step."""
+
+    mini_batches: tuple[MiniBatch, ...]
+
+    @property
+    def micro_batches(self) -> tuple[Indices, ...]:
+        """All micro-batches of the step in order."""
+        return tuple(micro for mini in self.mini_batches for micro in mini.micro_batches)
+
+
+def split(*, lengths: Sequence[int], kept: Sequence[bool], mini_batch_samples: int, limits: MicroBatch, bytes_per_token: int) -> Batches:
+    """Cut B samples into mini-batches of `mini_batch_samples` in a row, and the kept ones of each into micro-batches.
+
+    `lengths` are tokens without padding. A mini-batch of which nothing is kept has no micro-batches.
+    """
+    minis = []
+    for start in range(0, len(lengths), mini_batch_samples):
+        samples = tuple(range(start, min(start + mini_batch_samples, len(lengths))))
+        trained = tuple(i for i in samples if kept[i])
+        minis.append(MiniBatch(samples=samples, micro_batches=micro_batches(trained, lengths, limits, bytes_per_token)))
+    return Batches(mini_batches=tuple(minis))
+
+
+def micro_batches(samples: Indices, lengths: Sequence[int], limits: MicroBatch, bytes_per_token: int) -> tuple[Indices, ...]:
+    """Split samples into micro-batches that hold every limit; a single sample above a limit gets one of its own."""
+    closed: list[Indices] = []
+    current: list[int] = []
+    for sample in samples:
+        if current and not fits([*current, sample], lengths, limits, bytes_per_token):
+            closed.append(tuple(current))
+            current = []
+        current.append(sample)
+    greedy = (*closed, tuple(current)) if current else tuple(closed)
+    if not (limits.dynamic and limits.balance) or len(greedy) < 2:
+        return greedy
+    parts = karmarkar_karp([lengths[i] for i in samples], len(greedy))
+    balanced = tuple(tuple(sorted(samples[i] for i in part)) for part in parts if part)
+    even = all(len(part) == 1 or fits(part, lengths, limits, bytes_per_token) for part in balanced)
+    return tuple(sorted(balanced)) if even else greedy
+
+
+def fits(samples: Sequence[int], lengths: Sequence[int], limits: MicroBatch, bytes_per_token: int) -> bool:
+    """Whether these samples together hold every limit that is set."""
+    tokens = sum(lengths[i] for i in samples)
+    padded = len(samples) * max(lengths[i] for i in samples)
+    return (
+        (limits.samples is None or len(samples) <= limits.samples)
+        and (limits.max_tokens is None or tokens <= limits.max_tokens)
+        and (limits.max_padded_tokens is None or padded <= limits.max_padded_tokens)
+        and (limits.max_bytes is None or tokens * bytes_per_token <= limits.max_bytes)
+    )
+
+
+def karmarkar_karp(weights: Sequence[int], parts: int) -> list[list[int]]:
+    """Indices of `weights` in `parts` lists of nearly equal sum: the largest differencing method (Karmarkar & Karp 1982).
+
+    A state is `parts` lists; the two states with the widest spread are merged, heaviest list onto lightest.
+    """
+    State = list[tuple[int, list[int]]]  # noqa: N806  (a local type)
+
+    def spread(state: State) -> int:
+        return state[0][0] - state[-1][0]
+
+    heap: list[tuple[int, int, State]] = []
+    for index, weight in enumerate(weights):
+        state: State = [(weight, [index])] + [(0, []) for _ in range(parts - 1)]
+        heapq.heappush(heap, (-spread(state), index, state))
+    while len(heap) > 1:
+        _, order, widest = heapq.heappop(heap)
+        _, _, next_widest = heapq.heappop(heap)
+        merged = [(a + b, x + y) for (a, x), (b, y) in zip(widest, reversed(next_widest), strict=True)]
+        merged.sort(key=lambda part: -part[0])
+        heapq.heappush(heap, (-spread(merged), order, merged))
+    return [indices for _, indices in heap[0][2]] if heap else [[] for _ in range(parts)]

@@ -1,0 +1,162 @@
+"""The KV cache of a rollout: one slot for each running sample, allocated once, in the form Hugging Face models call.
+
+Layer by layer it holds keys and values of shape [B_slot, K, S_cache, D]. Slot r belongs to the r-th running sample, is
+filled from position 0, and has its own length; the running samples always occupy slots 0..B_run-1, so that attention
+works on views. Its size, with L the layers that keep keys and values of their own, is exactly
+
+    bytes = 2 * L * B_slot * K * S_cache * D * itemsize
+
+Memory is taken when the model first writes (it then tells K, D and the dtype), and from then on never grows.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from flowledger.flow.errors import BadInput
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+# Attention code that takes the additive mask that slots of unequal length need.
+ATTENTION = ("sdpa", "eager", "flowledger_segments")  # the last is ours: torch's SDPA wherever there is a cache
+
+
+@dataclass(slots=True)
+class Cursor:
+    """Where the next write goes; one object shared by all layers of a cache."""
+
+    rows: Tensor  # int64 [B_run], the slots written
+    positions: Tensor | None  # int64 [B_run], the position written in each; None: a whole prompt from position 0
+    width: int  # positions that attention then reads
+
+
+class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped
+    """One layer: keys and values [B_slot, K, S_cache, D]."""
+
+    is_sliding = False  # a window narrows the mask (see `decode_mask`), not what is kept
+
+    def __init__(self, *, slots: int, positions: int, cursor: Cursor) -> None:
+        super().__init__()
+        self._slots, self._positions, self._cursor = slots, positions, cursor
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Take the memory of the whole layer. Zeros, since a masked position still enters a product with weight 0."""
+
+        def whole(states: Tensor) -> Tensor:
+            return states.new_zeros(self._slots, states.shape[1], self._positions, states.shape[3])
+
+        self.keys, self.values = whole(key_states), whole(value_states)
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Write new keys and values [B_run, K, S, D] at the cursor; return what attention reads (views in decode)."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        rows, positions, width = self._cursor.rows, self._cursor.positions, self._cursor.width
+        if positions is None:
+            self.keys[rows, :, :width] = key_states
+            self.values[rows, :, :width] = value_states
+            return key_states, value_states
+        self.keys[rows, :, positions] = key_states[:, :, 0]
+        self.values[rows, :, positions] = value_states[:, :, 0]
+        running = rows.shape[0]
+        return self.keys[:running, :, :width], self.values[:running, :, :width]
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        """Length and offset of the keys; asked for prompts only, as decode brings its own mask."""
+        return query_length, 0
+
+    def get_seq_length(self) -> int:
+        """Tokens before the query: none, as a prompt starts its slot and decode brings its own positions."""
+        return 0
+
+    def get_max_length(self) -> int:
+        return self._positions
+
+
+class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
+    """Slots for `slots` samples of at most `positions` tokens. Raises BadInput for attention that it cannot serve."""
+
+    def __init__(self, *, config: Any, slots: int, positions: int, device: torch.device) -> None:
+        self.config = config.get_text_config(decoder=True)
+        _check(self.config)
+        self.cursor = Cursor(rows=torch.empty(0, dtype=torch.int64), positions=None, width=0)
+        layers = [
+            SlotLayer(slots=slots, positions=positions, cursor=self.cursor)
+            for _ in range(self.config.num_hidden_layers)
+        ]
+        super().__init__(layers=layers)
+        self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)  # tokens kept in each slot
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all keys and values; 0 before the first write."""
+        return sum(tensor.nbytes for tensor in self._tensors())
+
+    def begin_prompts(self, rows: Tensor, lengths: Tensor) -> None:
+        """The next forward writes whole prompts, padded on the right to the longest, into `rows`."""
+        self.cursor.rows, self.cursor.positions, self.cursor.width = rows, None, int(lengths.max())
+        self.lengths[rows] = lengths
+
+    def begin_decode(self, running: int) -> Tensor:
+        """The next forward writes one token into each of slots 0..running-1; returns its positions [B_run]."""
+        positions = self.lengths[:running].clone()
+        self.cursor.rows = torch.arange(running, device=positions.device)
+        self.cursor.positions, self.cursor.width = positions, int(positions.max()) + 1
+        self.lengths[:running] += 1
+        return positions
+
+    def decode_mask(self, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
+        """What each running sample may attend to, additive [B_run, 1, 1, width]; per layer type where these differ."""
+        positions, width = self.cursor.positions, self.cursor.width
+        assert positions is not None, "decode_mask follows begin_decode"
+        types, window = layer_types(self.config), self.config.__dict__.get("sliding_window") or width
+        if SLIDING not in types or window >= width:
+            return _mask(positions, width, width, dtype)
+        if types == {SLIDING}:
+            return _mask(positions, width, window, dtype)
+        return {FULL: _mask(positions, width, width, dtype), SLIDING: _mask(positions, width, window, dtype)}
+
+    def copy(self, *, rows: Tensor, sources: Tensor, lengths: Tensor) -> None:
+        """Copy the first `lengths` positions of each source into the slot in `rows`, which then has that length."""
+        self.lengths[rows] = lengths
+        width = int(lengths.max())
+        for tensor in self._tensors():
+            tensor[rows, :, :width] = tensor[sources, :, :width]
+
+    def _tensors(self) -> list[Tensor]:
+        return [tensor for layer in self.layers if layer.is_initialized for tensor in (layer.keys, layer.values)]
+
+
+def layer_types(config: Any) -> set[str]:
+    """The attention of the layers, as a set; models without `layer_types` have the same in every layer."""
+    listed = getattr(config, "layer_types", None)
+    if listed is not None:
+        return set(listed)
+    if getattr(config, "attention_chunk_size", None) is not None:
+        return {"chunked_attention"}
+    return {SLIDING} if getattr(config, "sliding_window", None) is not None else {FULL}
+
+
+def _mask(positions: Tensor, width: int, window: int, dtype: torch.dtype) -> Tensor:
+    """0 where position j may be read by the query at `positions`: p - window < j <= p; -inf elsewhere."""
+    distance = positions[:, None] - torch.arange(width, device=positions.device)
+    hidden = (distance < 0) | (distance >= window)
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, -torch.inf)
+    return mask[:, None, None, :]
+
+
+def _check(config: Any) -> None:
+    unknown = sorted(layer_types(config) - {FULL, SLIDING})
+    if unknown:
+        raise BadInput(
+            f"model.path: {config.model_type} has {unknown[0]} layers; a rollout can keep only full_attention and "
+            "sliding_attention; take a model that has no others, such as Llama, Qwen3 or Gemma3"
+        )
+    attention = config._attn_implementation
+    if attention not in ATTENTION:
+        raise BadInput(
+            f"attn_implementation = {attention!r} takes no mask per slot, which a rollout needs; load with 'sdpa'"
+        )

@@ -1,0 +1,203 @@
+"""Log-probs of response tokens: one forward pass of a micro-batch, packed (no padding) or padded, logits in chunks.
+
+Only hidden states that predict a response token meet the output head, and only `chunk_tokens` of them at a time, so
+that the fp32 logits of a whole batch never exist. With gradients the chunk is recomputed in backward.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.modeling_utils import AttentionInterface
+
+from flowledger.flow.errors import BadInput
+
+ATTENTION = "flowledger_segments"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forward:
+    """What one forward pass says of the response tokens; 0 where response_mask is 0."""
+
+    new_log_prob: Tensor  # float32 [B_micro, S_resp]
+    entropy: Tensor  # float32 [B_micro, S_resp]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """Hidden states to logits: the output embedding and what the architecture does after it."""
+
+    embedding: nn.Module
+    multiplier: float = 1.0
+    softcap: float | None = None
+
+
+def micro_batch_forward(
+    *,
+    model: nn.Module,
+    full_sequence: Tensor,
+    attention_mask: Tensor,
+    position_ids: Tensor,
+    response_mask: Tensor,
+    temperature: float,
+    packed: bool,
+    chunk_tokens: int,
+    entropy_grad: bool = False,
+) -> Forward:
+    """Log-prob and entropy of every response token under the distribution at `temperature`.
+
+    full_sequence, attention_mask, position_ids [B_micro, S]; response_mask [B_micro, S_resp] covers the last columns.
+    """
+    run = _packed if packed else _padded
+    hidden, wanted = run(model, full_sequence, attention_mask, position_ids, response_mask)  # [T_resp, H]
+    targets = full_sequence[:, -response_mask.shape[1] :][wanted]  # [T_resp]
+    log_prob, entropy = _in_chunks(hidden, targets, head_of(model), temperature, chunk_tokens, entropy_grad)
+    return Forward(new_log_prob=_scatter(log_prob, wanted), entropy=_scatter(entropy, wanted))
+
+
+def project_logits(*, hidden_states: Tensor, head: Head) -> Tensor:
+    """Logits [T_logit, V] of hidden states [T_logit, H], in float32."""
+    logits: Tensor = head.embedding(hidden_states).float()
+    if head.multiplier != 1.0:
+        logits = logits * head.multiplier
+    if head.softcap is not None:
+        logits = torch.tanh(logits / head.softcap) * head.softcap
+    return logits
+
+
+def head_of(model: nn.Module) -> Head:
+    """The output head, with the known ways in which architectures post-process logits."""
+    causal = unwrapped(model)
+    config = causal.config
+    scale = getattr(config, "logit_scale", None)  # Cohere multiplies
+    scaling = getattr(config, "logits_scaling", None)  # Granite divides
+    return Head(
+        embedding=causal.get_output_embeddings(),
+        multiplier=float(scale) if scale else 1.0 / float(scaling) if scaling else 1.0,
+        softcap=getattr(config, "final_logit_softcapping", None),
+    )
+
+
+def unwrapped(model: nn.Module) -> Any:
+    """The Hugging Face causal LM inside a PEFT wrapper, or the model itself."""
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+def use_segments(model: nn.Module) -> None:
+    """Switch a model to the attention that understands packed segments; for everything else it is torch's SDPA."""
+    AttentionInterface.register(ATTENTION, segment_attention)
+    AttentionMaskInterface.register(ATTENTION, sdpa_mask)
+    unwrapped(model).set_attn_implementation(ATTENTION)
+
+
+@torch.no_grad()
+def check_forward(model: nn.Module, vocabulary: int) -> None:
+    """Refuse a model whose logits or packed attention we would compute wrongly, by comparing with its own forward."""
+    ids = torch.arange(12).reshape(2, 6) % vocabulary
+    mask = torch.ones_like(ids)
+    positions = torch.arange(6).expand(2, 6)
+    logits = unwrapped(model)(input_ids=ids, attention_mask=mask, position_ids=positions).logits.float()
+    truth = logits[:, 1:-1].log_softmax(-1).gather(-1, ids[:, 2:, None])[..., 0]
+    tolerance = 1e-3 if logits.dtype == torch.float32 and next(model.parameters()).dtype == torch.float32 else 0.1
+    for packed in (True, False):
+        ours = micro_batch_forward(
+            model=model, full_sequence=ids, attention_mask=mask, position_ids=positions, response_mask=mask[:, 2:],
+            temperature=1.0, packed=packed, chunk_tokens=0,
+        )  # fmt: skip
+        gap = float((ours.new_log_prob - truth).abs().max())
+        if not gap <= tolerance:
+            kind = unwrapped(model).config.model_type
+            way = "the packed forward" if packed else "the output head"
+            raise BadInput(
+                f"model type {kind!r}: {way} differs from the model's own log-probs by {gap:.2g} nats; "
+                f"{'set actor.packed = false' if packed else 'this architecture is not supported'}"
+            )
+
+
+def segment_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    segment_lengths: tuple[int, ...] | None = None,
+    sliding_window: int | None = None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Causal attention within each segment of a packed row: query [1, A, T, D], key and value [1, K, T, D]."""
+    if segment_lengths is None:
+        return sdpa_attention_forward(  # type: ignore[no-any-return]
+            module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, **kwargs
+        )
+    lengths = list(segment_lengths)
+    grouped = key.shape[1] != query.shape[1]
+    parts = []
+    for q, k, v in zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True):
+        band = _band(q.shape[2], sliding_window, q.device)
+        parts.append(
+            scaled_dot_product_attention(
+                q, k, v, attn_mask=band, is_causal=band is None, scale=scaling, enable_gqa=grouped
+            )
+        )
+    return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
+
+
+def _band(length: int, window: int | None, device: torch.device) -> Tensor | None:
+    if window is None or length <= window:
+        return None
+    at = torch.arange(length, device=device)
+    return (at[:, None] >= at) & (at[:, None] - at < window)
+
+
+def _packed(model: nn.Module, ids: Tensor, mask: Tensor, positions: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden states [T_resp, H] that predict the wanted tokens, and where those stand [B_micro, S_resp]."""
+    valid = mask.bool()
+    hidden = unwrapped(model).get_decoder()(
+        input_ids=ids[valid][None],
+        position_ids=positions[valid][None],
+        attention_mask=ids.new_ones(1, 1, 1, 1, dtype=torch.bool),  # 4-D: passed on as it is, and not used
+        segment_lengths=tuple(valid.sum(1).tolist()),
+        use_cache=False,
+    )[0][0]  # [T, H]
+    wanted = response_mask.bool()
+    row = (valid.flatten().cumsum(0) - 1).view_as(mask)  # packed row of each token
+    return hidden[row[:, -wanted.shape[1] :][wanted] - 1], wanted
+
+
+def _padded(model: nn.Module, ids: Tensor, mask: Tensor, positions: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The same from a padded forward pass."""
+    hidden = unwrapped(model).get_decoder()(
+        input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
+    )[0]  # [B_micro, S, H]
+    wanted = response_mask.bool()
+    return hidden[:, -wanted.shape[1] - 1 : -1][wanted], wanted
+
+
+def _in_chunks(
+    hidden: Tensor, targets: Tensor, head: Head, temperature: float, chunk_tokens: int, entropy_grad: bool
+) -> tuple[Tensor, Tensor]:
+    """Log-prob and entropy [T_resp] of `targets`, chunk by chunk."""
+
+    def chunk(states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        log_probs = (project_logits(hidden_states=states, head=head) / temperature).log_softmax(-1)
+        picked = log_probs.gather(-1, wanted[:, None])[:, 0]
+        with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+            entropy = -(log_probs.exp() * log_probs).sum(-1)
+        return picked, entropy
+
+    size = chunk_tokens or max(1, len(targets))
+    recompute = bool(chunk_tokens) and torch.is_grad_enabled() and hidden.requires_grad
+    call: Callable[..., Any] = (lambda *xs: checkpoint(chunk, *xs, use_reentrant=False)) if recompute else chunk
+    pairs = [call(*xs) for xs in zip(hidden.split(size), targets.split(size), strict=True)]
+    return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
+
+
+def _scatter(values: Tensor, where: Tensor) -> Tensor:
+    return torch.zeros(where.shape, dtype=values.dtype, device=values.device).masked_scatter(where, values)

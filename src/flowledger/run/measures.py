@@ -1,0 +1,78 @@
+"""The metrics of one step, each from the step's own tensors; their names are rows of the metrics table."""
+
+import torch
+from torch import Tensor
+
+from flowledger.flow.words import FINISH_REASONS
+from flowledger.run.batches import Advantages, Filtered, OldLogProbs, Prompts, Rewards, Rollouts, Synced, Update
+
+
+def measure(
+    *,
+    prompts: Prompts,
+    rollouts: Rollouts,
+    rewards: Rewards,
+    filtered: Filtered,
+    old: OldLogProbs,
+    advantages: Advantages,
+    update: Update,
+    synced: Synced,
+    lr: float,
+    seconds: float,
+) -> dict[str, float]:
+    """Every metric of a step by its canonical name."""
+    made = (
+        _lengths(prompts, rollouts)
+        | _rewards(rewards, filtered)
+        | _advantages(advantages, filtered)
+        | _gap(rollouts.rollout_log_prob, old.old_log_prob, filtered.loss_mask)
+        | {name: float(getattr(update, name).mean()) for name in ("policy_loss", "kl_loss", "entropy_loss", "grad_norm")}
+        | dict(update.metrics)
+        | {"lr": lr, "step_time_s": seconds, "tokens_per_s": float(rollouts.attention_mask.sum()) / seconds}
+    )
+    if synced.update_ratio is not None:
+        made["update_ratio"] = synced.update_ratio
+    return made
+
+
+def _lengths(prompts: Prompts, rollouts: Rollouts) -> dict[str, float]:
+    prompt = prompts.prompt_length.float()
+    response = rollouts.response_mask.sum(-1).float()
+    ended = rollouts.finish_reason
+    share = {word: float((ended == code).float().mean()) for code, word in enumerate(FINISH_REASONS)}
+    return {
+        "prompt_length/mean": float(prompt.mean()),
+        "prompt_length/max": float(prompt.max()),
+        "response_length/mean": float(response.mean()),
+        "response_length/min": float(response.min()),
+        "response_length/max": float(response.max()),
+        "total_tokens": float(rollouts.attention_mask.sum()),
+        "truncation_ratio": share["length"],
+        "abort_ratio": share["abort"] + share["timeout"],
+        "mask_ratio": float(rollouts.response_mask.float().mean()),
+    }
+
+
+def _rewards(rewards: Rewards, filtered: Filtered) -> dict[str, float]:
+    kept = torch.tensor([reason is None for reason in filtered.dropped_reason])
+    reward, parts = rewards.reward[kept], rewards.reward_components[kept]
+    per_part = {f"reward/{name}/mean": float(parts[:, i].mean()) for i, name in enumerate(rewards.component_names)}
+    return {
+        "reward/mean": float(reward.mean()),
+        "reward/std": float(reward.std(correction=0)),
+        "reward/min": float(reward.min()),
+        "reward/max": float(reward.max()),
+        "dropped_ratio": 1.0 - float(kept.float().mean()),
+        **per_part,
+    }
+
+
+def _advantages(advantages: Advantages, filtered: Filtered) -> dict[str, float]:
+    kept = torch.tensor([reason is None for reason in filtered.dropped_reason])
+    value = advantages.advantage[kept]
+    return {"advantage/mean": float(value.mean()), "advantage/std": float(value.std(correction=0))}
+
+
+def _gap(rollout_log_prob: Tensor, old_log_prob: Tensor, mask: Tensor) -> dict[str, float]:
+    gap = (rollout_log_prob - old_log_prob)[mask.bool()].abs()
+    return {"rollout_gap/mean": float(gap.mean()), "rollout_gap/max": float(gap.max())}

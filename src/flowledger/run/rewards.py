@@ -1,0 +1,168 @@
+"""What each response is worth: components from rules and models, their weighted sum, and where on the tokens it lies.
+
+Rules run in a process of their own (`reward_process`), models here. A sample for which a rule raised or took too long
+gets 0 from every component, so that reward = sum of weight * component holds for every sample, and is marked `failed`
+where `reward.on_error` is `drop`.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from flowledger.config.schema import Data, Reward
+from flowledger.flow.errors import BadInput
+from flowledger.run.models import Policy, load_reward_model, score_samples, score_tokens
+from flowledger.run.problems import Problem
+from flowledger.run.reward_process import RewardProcess, Verdict
+
+RULES = ("task", "math_verify", "function")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """The rewards of B samples. `errors` keeps the text also where a failed sample counts as 0."""
+
+    reward_components: Tensor  # float32 [B, N_reward]
+    reward: Tensor  # float32 [B]
+    token_level_reward: Tensor  # float32 [B, S_resp]; its sum over tokens is `reward`
+    component_names: tuple[str, ...]
+    failed: tuple[str | None, ...]  # per sample: reward_error, reward_timeout, or None
+    errors: tuple[str | None, ...]  # per sample: `component: what happened`
+
+
+class Scorer:
+    """The rewards that `reward` asks for. Made early: its process imports while models load."""
+
+    def __init__(self, settings: Reward, data: Data, *, seed: int) -> None:
+        self.settings = settings
+        self._models: dict[str, nn.Module] = {}
+        self._kinds = {component.name: component.kind for component in settings.components}
+        self._data_source = data.task or data.path or ""
+        rules = [component for component in settings.components if component.kind in RULES]
+        setup = {
+            "components": [component.model_dump(include={"name", "kind", "path"}) for component in rules],
+            "task": data.task,
+            "task_options": data.task_options,
+            "seed": seed,
+        }
+        self._process = RewardProcess(setup, timeout_s=settings.timeout_s) if rules else None
+
+    def load_models(self, policy: Policy, *, seed: int) -> None:
+        """Load reward models and wait for the process. Raises BadInput for a model or a function that cannot be had."""
+        for component in self.settings.components:
+            if component.kind not in RULES:
+                level: Literal["sample", "token"] = "sample" if component.kind == "model" else "token"
+                key = f"reward component {component.name!r}: path"
+                self._models[component.name] = load_reward_model(component.path or "", policy, level, seed=seed, key=key)
+        if self._process:
+            self._process.wait_ready()
+
+    def close(self) -> None:
+        """End the reward process."""
+        if self._process:
+            self._process.close()
+
+    def __enter__(self) -> "Scorer":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def score(
+        self,
+        *,
+        problems: Sequence[Problem],
+        responses: Sequence[str],
+        response_ids: Tensor,
+        response_mask: Tensor,
+        full_sequence: Tensor,
+        attention_mask: Tensor,
+        sample_id: Tensor,
+        step: int,
+    ) -> Scores:
+        """The rewards of B samples; `problems` and `responses` have one entry each. Raises BadInput for NaN or infinity."""
+        ids = sample_id.tolist()
+        lengths = attention_mask[:, -response_ids.shape[1] :].sum(-1).tolist()
+        jobs = [
+            {
+                "prompt": problem.text, "response": response, "answer": problem.answer, "index": problem.index,
+                "extra": {"data_source": self._data_source, **problem.extra},
+                "response_ids": tokens[:length], "sample_id": sample,
+            }
+            for problem, response, tokens, length, sample
+            in zip(problems, responses, response_ids.tolist(), lengths, ids, strict=True)
+        ]  # fmt: skip
+        verdicts = self._ask(jobs)
+        parts: dict[str, Tensor] = {
+            name: torch.stack([place(verdict.value, length, response_ids.shape[1]) for verdict, length in zip(said, lengths, strict=True)])
+            for name, said in verdicts.items()
+        }
+        for name, model in self._models.items():
+            parts[name] = _by_model(model, self._kinds[name], full_sequence, attention_mask, response_mask, lengths)
+        per_token = torch.stack([parts[component.name] for component in self.settings.components], 1)
+        self._refuse_not_finite(per_token, ids, step)
+        return self._fuse(per_token, _first_failures(verdicts, len(jobs)))
+
+    def _ask(self, jobs: Sequence[dict[str, Any]]) -> dict[str, list[Verdict]]:
+        rules = [component.name for component in self.settings.components if component.kind in RULES]
+        if self._process is None:
+            return {}
+        asked = self._process.ask([{**job, "component": name} for name in rules for job in jobs])
+        return {name: asked[k * len(jobs) : (k + 1) * len(jobs)] for k, name in enumerate(rules)}
+
+    def _refuse_not_finite(self, per_token: Tensor, ids: Sequence[int], step: int) -> None:
+        for sample, component in (~per_token.isfinite().all(-1)).nonzero().tolist():
+            values = per_token[sample, component]
+            value = float(values[~values.isfinite()][0])
+            name = self.settings.components[component].name
+            raise BadInput(
+                f"step {step}: reward component {name!r} gave {value} for sample {ids[sample]}; a reward must be finite"
+            )
+
+    def _fuse(self, per_token: Tensor, failures: Sequence[tuple[str, str] | None]) -> Scores:
+        good = torch.tensor([failure is None for failure in failures])
+        per_token = torch.where(good[:, None, None], per_token, torch.zeros_like(per_token))
+        weights = torch.tensor([component.weight for component in self.settings.components])
+        token_level = torch.einsum("bns,n->bs", per_token, weights)
+        drop = self.settings.on_error == "drop"
+        return Scores(
+            reward_components=per_token.sum(-1),
+            reward=token_level.sum(-1),
+            token_level_reward=token_level,
+            component_names=tuple(component.name for component in self.settings.components),
+            failed=tuple(failure[0] if failure and drop else None for failure in failures),
+            errors=tuple(failure[1] if failure else None for failure in failures),
+        )
+
+
+def place(value: float | list[float] | None, length: int, width: int) -> Tensor:
+    """One component of one sample on its tokens [S_resp]: a number at the last response token, a list where it belongs."""
+    row = torch.zeros(width)
+    if isinstance(value, list):
+        row[: len(value)] = torch.tensor(value)
+    elif value is not None:
+        row[max(length - 1, 0)] = value
+    return row
+
+
+def _by_model(
+    model: nn.Module, kind: str, full_sequence: Tensor, attention_mask: Tensor, response_mask: Tensor, lengths: Sequence[int]
+) -> Tensor:
+    if kind == "token_model":
+        return score_tokens(model, full_sequence, attention_mask, response_mask)
+    scores = score_samples(model, full_sequence, attention_mask).tolist()
+    width = response_mask.shape[1]
+    return torch.stack([place(score, length, width) for score, length in zip(scores, lengths, strict=True)])
+
+
+def _first_failures(verdicts: dict[str, list[Verdict]], count: int) -> list[tuple[str, str] | None]:
+    """Per sample the first component that failed: (reward_error or reward_timeout, `component: what happened`)."""
+    failures: list[tuple[str, str] | None] = [None] * count
+    for name, said in verdicts.items():
+        for k, verdict in enumerate(said):
+            if verdict.failed and failures[k] is None:
+                failures[k] = (verdict.failed, f"{name}: {verdict.error}")
+    return failures

@@ -1,0 +1,103 @@
+"""Everything that lives through all steps of a run: models, optimizer, prompts, rewards, random streams."""
+
+from dataclasses import dataclass
+
+import torch
+
+from flowledger.config.schema import RunConfig
+from flowledger.flow.errors import BadInput, nearest
+from flowledger.flow.estimates import activation_bytes
+from flowledger.run import forward, imports, models, prompts, rewards
+from flowledger.run.advantages import ADVANTAGES
+from flowledger.run.generate import Abort
+from flowledger.run.losses import KL_FORMS, POLICY_LOSSES
+from flowledger.run.weights import RolloutWeights, rollout_weights
+
+# Tensors of size H that a layer saves per token without checkpointing: 20-30 in Llama-like models (norms, q, k, v, the
+# gated FFN of about 3H), here rounded up so that `max_bytes` is kept.
+ACTIVATION_FACTOR = 32.0
+
+
+@dataclass(slots=True, kw_only=True)
+class World:
+    """The long-lived objects of one run on one process."""
+
+    config: RunConfig
+    policy: models.Policy
+    reference: models.Reference | None
+    weights: RolloutWeights
+    optimizer: torch.optim.Optimizer
+    schedule: torch.optim.lr_scheduler.LRScheduler
+    source: prompts.PromptSource
+    scorer: rewards.Scorer
+    generator: torch.Generator
+    stop_ids: tuple[int, ...]
+    pad_id: int
+    abort: Abort | None
+    bytes_per_token: int
+
+    @property
+    def bindings(self) -> dict[str, int]:
+        """Symbol -> size, as the configuration says it; lengths that the data decides are left out."""
+        c = self.config
+        batch = {"B_prompt": c.data.prompts_per_step, "G": c.rollout.samples_per_prompt, "B": c.samples_per_step}
+        reward = {"N_reward": len(c.reward.components)}
+        return batch | reward | self.policy.sizes | c.mesh.model_dump()
+
+
+def build(config: RunConfig) -> World:
+    """Build a run's world. Raises BadInput for whatever the configuration names and the machine does not have."""
+    check_names(config)
+    abort = imports.load_function(config.rollout.abort_function, key="rollout.abort_function") if config.rollout.abort_function else None
+    scorer = rewards.Scorer(config.reward, config.data, seed=config.seed)  # first: its process starts meanwhile
+    try:
+        return _build(config, scorer, abort)
+    except BaseException:
+        scorer.close()
+        raise
+
+
+def _build(config: RunConfig, scorer: rewards.Scorer, abort: Abort | None) -> World:
+    torch.manual_seed(config.seed)
+    source = prompts.open_source(config.data, seed=config.seed)
+    policy = models.load_policy(config.model, seed=config.seed)
+    forward.use_segments(policy.model)
+    forward.check_forward(policy.model, policy.sizes["V"])
+    scorer.load_models(policy, seed=config.seed)
+    reference = models.reference_of(policy) if config.ref else None
+    weights = rollout_weights(policy.model, shared=config.rollout.weights == "shared")
+    if config.actor.activation_checkpointing:
+        policy.model.gradient_checkpointing_enable({"use_reentrant": False})
+        policy.model.train()  # checkpointing works in training mode only; there is no dropout
+    optimizer = torch.optim.AdamW(
+        [p for p in policy.model.parameters() if p.requires_grad],
+        lr=config.optim.lr, betas=config.optim.betas, eps=config.optim.eps, weight_decay=config.optim.weight_decay,
+    )  # fmt: skip
+    warmup = config.optim.warmup_steps
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1)))
+    sizes = policy.sizes
+    return World(
+        config=config, policy=policy, reference=reference, weights=weights, optimizer=optimizer, schedule=schedule,
+        source=source, scorer=scorer, generator=torch.Generator().manual_seed(config.seed),
+        stop_ids=(*policy.stop_ids, *config.rollout.stop_token_ids), pad_id=policy.pad_id, abort=abort,
+        bytes_per_token=activation_bytes(
+            layers=sizes["L"], local_tokens=1, hidden_size=sizes["H"], bytes_per_element=4, factor=ACTIVATION_FACTOR
+        ),
+    )  # fmt: skip
+
+
+def check_names(config: RunConfig) -> None:
+    """Refuse names that no function bears, with the nearest one that exists."""
+    tables = {
+        "algorithm.advantage": (config.algorithm.advantage, ADVANTAGES),
+        "algorithm.policy_loss": (config.algorithm.policy_loss, POLICY_LOSSES),
+        "algorithm.kl_form": (config.algorithm.kl_form, KL_FORMS),
+    }
+    for key, (value, known) in tables.items():
+        if value not in known:
+            raise BadInput(f"{key} = {value!r} ({config.source_of(key)}) is not one of {', '.join(known)}{nearest(value, known)}")
+    degrees = {axis: degree for axis, degree in config.mesh.model_dump().items() if degree != 1}
+    for axis, degree in degrees.items():
+        raise BadInput(f"mesh.{axis} = {degree} ({config.source_of(f'mesh.{axis}')}): this loop runs on one process; use 1")
+    if config.critic:
+        raise BadInput(f"critic ({config.source_of('critic')}): algorithm.advantage = {config.algorithm.advantage!r} uses no critic; remove it")

@@ -1,0 +1,1 @@
+"""What you see: terminal tables, the passport, exports."""

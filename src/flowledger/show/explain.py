@@ -1,0 +1,210 @@
+"""What one word of the flow means: a tensor, a stage, a dimension, a mesh axis, a kind of memory, a metric.
+
+`explain_rows` gives the facts under the names that the ledger uses; `explain` sets the same facts as text, English or
+Chinese.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
+
+from flowledger.flow.axes import AXES, CUTS
+from flowledger.flow.dims import SYMBOLS
+from flowledger.flow.errors import BadInput, nearest
+from flowledger.flow.kinds import KINDS
+from flowledger.flow.stages import Stage, stages
+from flowledger.flow.tensors import Form, Tensor, tensors
+from flowledger.tables.metrics import Metric, find, metrics
+
+Language = Literal["en", "zh"]
+
+LABELS_ZH = {
+    "purpose": "用途", "meaning": "含义", "forms": "形式", "dtype": "类型", "kind": "内存种类", "mask": "掩码",
+    "producer": "产生", "also_written_by": "也产生于", "readers": "读取", "freed_by": "释放",
+    "also_freed_by": "也释放于",
+    "lifetime": "生命周期", "owner": "所有者", "placement": "放置", "variants": "变体",
+    "common_bug": "常见错误", "aliases": "别名",
+    "role": "角色", "phases": "相位", "reads": "读", "writes": "写", "frees": "释放", "works_on": "处理粒度",
+    "aggregates": "聚合", "optional": "可选", "unit": "单位", "level": "层次", "healthy": "健康范围",
+    "used_by": "用于", "columns": "账本列",
+}  # fmt: skip
+
+
+def explain_rows(name: str, lang: Language = "en") -> dict[str, Any]:
+    """The facts of one word, `what` and `name` first. Raises BadInput with the nearest known word.
+
+    A word that is two things (`values` and `advantage` are stage and tensor) gives the tensor; `stage:values` asks for
+    the stage, and `tensor:`, `dim:`, `axis:`, `kind:`, `metric:` likewise.
+    """
+    found = _meanings(name, lang)
+    if not found:
+        raise BadInput(f"nothing in the flow is called {name!r}{nearest(name, _words())}")
+    return found[0]
+
+
+def explain(name: str, lang: Language = "en") -> str:
+    """The same facts as text, every meaning of the word one after another. Raises BadInput with the nearest word."""
+    found = _meanings(name, lang)
+    if not found:
+        raise BadInput(f"nothing in the flow is called {name!r}{nearest(name, _words())}")
+    return "\n\n".join("\n".join(_lines(facts, lang)) for facts in found)
+
+
+def _meanings(name: str, lang: Language) -> list[dict[str, Any]]:
+    what, colon, word = name.rpartition(":")
+    asked = what if colon else None
+    rows = tensors()
+    tensor = rows.get(word) or next((row for row in rows.values() if word in row.aliases), None)
+    metric = find(word)
+    candidates = (
+        ("tensor", tensor and _tensor(tensor, word, lang)),
+        ("stage", word in stages() and _stage(stages()[word], lang)),
+        ("axis", word in AXES and _axis(word, lang)),
+        ("dim", word in SYMBOLS and word not in AXES and _dim(word, lang)),
+        ("kind", word in KINDS and _kind(word, lang)),
+        ("metric", metric and _metric(metric, word, lang)),
+    )
+    return [facts for kind, facts in candidates if facts and asked in (None, kind)]
+
+
+def _tensor(row: Tensor, word: str, lang: Language) -> dict[str, Any]:
+    columns = {"tokens": row.token_column, "samples": row.sample_column}
+    return {
+        "what": "tensor",
+        "name": row.name,
+        "asked": word,
+        "purpose": _said(row.purpose, row.purpose_zh, lang),
+        "forms": [_form(row, form) for form in row.forms],
+        "dtype": row.dtype,
+        "kind": row.kind,
+        "mask": row.mask,
+        "producer": row.producer,
+        "also_written_by": list(row.also_written_by),
+        "readers": list(row.readers),
+        "freed_by": row.freed_by,
+        "also_freed_by": list(row.also_freed_by),
+        "lifetime": row.lifetime,
+        "owner": row.owner,
+        "placement": row.placement_of(),
+        "variants": {name: dict(placed) for name, placed in row.variants.items()},
+        "common_bug": _said(row.common_bug, row.common_bug_zh, lang),
+        "aliases": list(row.aliases),
+        "columns": [f"{table}.{column}" for table, column in columns.items() if column],
+    }
+
+
+def _form(row: Tensor, form: Form) -> dict[str, Any]:
+    return {
+        "form": form.name,
+        "shape": form.shape,
+        "padding": form.padding,
+        "broadcast": form.broadcast,
+        "source": form.source,
+        "placement": row.placement_of(form),
+    }
+
+
+def _stage(row: Stage, lang: Language) -> dict[str, Any]:
+    return {
+        "what": "stage",
+        "name": row.name,
+        "purpose": _said(row.purpose, row.purpose_zh, lang),
+        "role": row.role,
+        "phases": list(row.phases),
+        "works_on": list(row.works_on),
+        "aggregates": _said(row.aggregates, row.aggregates_zh, lang),
+        "reads": list(row.reads),
+        "writes": list(row.writes),
+        "frees": list(row.frees),
+        "optional": row.optional,
+    }
+
+
+def _axis(name: str, lang: Language) -> dict[str, Any]:
+    cut = {row.name: row.placement_of()[name] for row in tensors().values()}
+    return {
+        "what": "axis",
+        "name": name,
+        "meaning": _said(*SYMBOLS[name], lang),
+        "purpose": _said(*CUTS[name], lang),
+        "placement": {tensor: placed for tensor, placed in cut.items() if placed != "Replicate()"},
+    }
+
+
+def _dim(name: str, lang: Language) -> dict[str, Any]:
+    using = [
+        row.name for row in tensors().values() if any(name in dim.symbols for form in row.forms for dim in form.dims)
+    ]
+    return {"what": "dim", "name": name, "meaning": _said(*SYMBOLS[name], lang), "used_by": using}
+
+
+def _kind(name: str, lang: Language) -> dict[str, Any]:
+    using = [row.name for row in tensors().values() if row.kind == name]
+    return {"what": "kind", "name": name, "meaning": _said(*KINDS[name], lang), "used_by": using}
+
+
+def _metric(row: Metric, word: str, lang: Language) -> dict[str, Any]:
+    return {
+        "what": "metric",
+        "name": row.name,
+        "asked": word,
+        "meaning": _said(row.definition, row.definition_zh, lang),
+        "unit": row.unit,
+        "level": row.level,
+        # infinity cannot stand in JSON: an open end is null
+        "healthy": row.healthy and [None if abs(bound) == float("inf") else bound for bound in row.healthy],
+    }
+
+
+def _said(english: str, chinese: str, lang: Language) -> str:
+    return chinese if lang == "zh" else english
+
+
+def _lines(facts: Mapping[str, Any], lang: Language) -> Iterator[str]:
+    """`label  value` lines under a heading; what is empty is left out, except that a scalar's placement still shows."""
+    asked = facts.get("asked", facts["name"])
+    alias = f"  (= {asked})" if asked != facts["name"] else ""
+    yield f"{facts['name']}{alias}  [{facts['what']}]"
+    shown = {key: value for key, value in facts.items() if key not in ("what", "name", "asked") and _is_said(value)}
+    labels = {key: LABELS_ZH[key] if lang == "zh" else key.replace("_", " ") for key in shown}
+    for key, value in shown.items():
+        label = f"  {labels[key]:<16}" if lang == "en" else f"  {labels[key]}："
+        for number, text in enumerate(_texts(key, value)):
+            yield (label if number == 0 else " " * (18 if lang == "en" else 4)) + text
+
+
+def _is_said(value: object) -> bool:
+    return value is not None and value is not False and value != [] and value != {}
+
+
+def _texts(key: str, value: Any) -> Iterator[str]:
+    if key == "forms":
+        yield from (_form_text(form) for form in value)
+    elif key == "healthy":
+        low, high = value
+        yield f"{'-inf' if low is None else low} … {'inf' if high is None else high}"
+    elif key == "variants":
+        yield from (
+            f"{name}: {'  '.join(f'{axis}={at}' for axis, at in placed.items())}" for name, placed in value.items()
+        )
+    elif isinstance(value, dict):
+        yield "  ".join(f"{axis}={placed}" for axis, placed in value.items())
+    elif isinstance(value, list):
+        yield ", ".join(value)
+    else:
+        yield "yes" if value is True else str(value)
+
+
+def _form_text(form: Mapping[str, Any]) -> str:
+    notes = [
+        f"padded {form['padding']}" if form["padding"] in ("left", "right", "both") else form["padding"],
+        form["broadcast"] and f"repeats along {form['broadcast']}",
+        form["source"] and f"from {form['source']}",
+    ]
+    said = ", ".join(note for note in notes if note and note != "none")
+    cut = " ".join(f"{axis}={placed}" for axis, placed in form["placement"].items() if placed != "Replicate()")
+    return f"{form['form']}: {form['shape']}" + (f"  {said}" if said else "") + (f"  {{{cut}}}" if cut else "")
+
+
+def _words() -> list[str]:
+    aliases = [alias for row in tensors().values() for alias in row.aliases]
+    return [*tensors(), *stages(), *SYMBOLS, *KINDS, *metrics(), *aliases]

@@ -1,0 +1,1 @@
+"""Facts without code, each with unit and source."""

@@ -1,0 +1,71 @@
+"""The canonical metrics: one row each in `metrics.toml`, with unit, definition, level and healthy range.
+
+A foreign metric is an alias of one of these or stays raw. Names such as `stage_time_s/<stage>` are patterns: each part
+in angle brackets stands for any one word.
+"""
+
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+from flowledger.flow.errors import BadInput, nearest
+
+LEVELS = ("e2e", "stage", "tensor", "parallel", "stability", "data")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One number that a step reports."""
+
+    name: str
+    unit: str
+    level: str
+    definition: str
+    definition_zh: str
+    healthy: tuple[float, float] | None = None  # low, high; both inclusive
+
+    def is_healthy(self, value: float) -> bool | None:
+        """Whether a value lies in the healthy range; None when the metric has none. NaN is never healthy."""
+        return None if self.healthy is None else self.healthy[0] <= value <= self.healthy[1]
+
+    def matches(self, name: str) -> bool:
+        """Whether a metric's name is this one, or an instance of this pattern."""
+        parts = re.split(r"(<\w+>)", self.name)
+        pattern = "".join("[^/]+" if part.startswith("<") else re.escape(part) for part in parts)
+        return re.fullmatch(pattern, name) is not None
+
+
+@cache
+def metrics() -> Mapping[str, Metric]:
+    """Every canonical metric by name, level by level."""
+    text = files("flowledger.tables").joinpath("metrics.toml").read_text(encoding="utf-8")
+    return {raw["name"]: _row(raw) for raw in tomllib.loads(text)["metric"]}
+
+
+def metric(name: str) -> Metric:
+    """The row of a metric, by its name or as an instance of a pattern. Raises BadInput with the nearest known name."""
+    found = find(name)
+    if found is None:
+        raise BadInput(f"no metric is called {name!r}{nearest(name, metrics())}")
+    return found
+
+
+def find(name: str) -> Metric | None:
+    """The row of a metric, or None where the name is not canonical. A plain name wins over a pattern."""
+    rows = metrics()
+    return rows.get(name) or next((row for row in rows.values() if row.matches(name)), None)
+
+
+def _row(raw: dict[str, object]) -> Metric:
+    fields = dict(raw)
+    healthy = fields.pop("healthy", None)
+    if isinstance(healthy, list):
+        low, high = (float(bound) for bound in healthy)
+        fields["healthy"] = (low, high)
+    row = Metric(definition_zh=fields.pop("zh"), **fields)  # type: ignore[arg-type]  # TOML, checked below
+    if row.level not in LEVELS:
+        raise AssertionError(f"metrics.toml: {row.name}: level {row.level!r} is none of {LEVELS}")
+    return row

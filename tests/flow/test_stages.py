@@ -1,0 +1,78 @@
+"""What a stage reads, writes and frees follows from the tensors, and the order of the step from that."""
+
+import dataclasses
+
+import pytest
+
+from flowledger.flow.errors import BadInput
+from flowledger.flow.stages import GRAINS, PHASES, ROLES, order, stage, stages
+from flowledger.flow.tensors import stage_of, tensors
+
+STEP = ["prompt", "rollout", "reward", "filter", "balance", "old_log_prob", "ref_log_prob", "values", "advantage", "update_critic", "update_actor", "weight_sync", "checkpoint", "validate"]
+
+
+def test_the_stages_stand_in_the_order_of_a_step():
+    assert list(stages()) == STEP
+
+
+def test_the_written_order_is_the_order_that_follows_from_reads_and_writes():
+    assert list(order()) == STEP
+
+
+def test_a_table_in_another_order_is_sorted_back_where_tensors_decide():
+    backwards = order(reversed(stages().values()))
+    for earlier, later in [
+        ("prompt", "rollout"),
+        ("rollout", "reward"),
+        ("filter", "balance"),
+        ("old_log_prob", "advantage"),
+        ("advantage", "update_actor"),
+        ("update_actor", "weight_sync"),
+        ("weight_sync", "validate"),
+    ]:
+        assert backwards.index(earlier) < backwards.index(later)
+
+
+def test_a_circle_is_refused():
+    reward, advantage = stage("reward"), stage("advantage")
+    circle = dataclasses.replace(reward, reads=(*reward.reads, "advantages"))
+    with pytest.raises(AssertionError, match="circle among.*advantage.*reward"):
+        order([circle, advantage])
+
+
+def test_what_is_read_from_the_step_before_makes_no_circle():
+    assert "updated_params@previous" in stage("rollout").reads
+    assert "updated_params" in stage("weight_sync").writes
+
+
+def test_reads_writes_and_frees_say_the_same_as_the_tensors():
+    for row in tensors().values():
+        for name, found in stages().items():
+            reads = {read.partition("@")[0] for read in found.reads}
+            assert (row.name in reads) == (name in map(stage_of, row.readers))
+            assert (row.name in found.writes) == (name in map(stage_of, row.written_by))
+            assert (row.name in found.frees) == (name in map(stage_of, row.released_by))
+
+
+def test_every_tensor_that_is_read_has_been_written_before_in_the_step():
+    written: set[str] = set()
+    for found in stages().values():
+        written |= set(found.writes)
+        assert {name for name in found.reads if "@" not in name} <= written, found.name
+
+
+@pytest.mark.parametrize("row", stages().values(), ids=lambda row: row.name)
+def test_every_word_of_a_stage_is_known(row):
+    assert row.role in ROLES
+    assert set(row.phases) <= set(PHASES)
+    assert row.works_on and set(row.works_on) <= set(GRAINS)
+    assert row.aggregates and row.aggregates_zh and row.purpose and row.purpose_zh
+
+
+def test_groups_are_aggregated_by_advantage_and_nowhere_else():
+    assert [row.name for row in stages().values() if "group" in row.works_on] == ["advantage"]
+
+
+def test_an_unknown_stage_is_refused_with_the_nearest_name():
+    with pytest.raises(BadInput, match="did you mean rollout"):
+        stage("rolout")

@@ -1,0 +1,41 @@
+"""Names, sizes and start-up: what keeps the house readable and quick to enter."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "flowledger"
+VAGUE = {"util", "utils", "helper", "helpers", "manager", "common", "misc", "base", "core"}
+HEAVY = ("torch", "transformers", "duckdb", "pandas", "pyarrow")
+
+
+def test_no_file_has_a_name_that_says_nothing() -> None:
+    assert [path.name for path in SOURCE.rglob("*.py") if path.stem in VAGUE] == []
+
+
+def test_files_stay_short_enough_to_be_one_concept() -> None:
+    long = {str(path.relative_to(ROOT)): n for path in SOURCE.rglob("*.py") if (n := len(path.read_text().splitlines())) > 400}
+    assert long == {}
+
+
+def test_folders_go_two_deep_except_for_the_named_third_level() -> None:
+    third = {path.relative_to(SOURCE).parent.as_posix() for path in SOURCE.rglob("*.py")}
+    deep = {folder for folder in third if folder.count("/") >= 1}
+    assert deep <= {"config/verl", "record/adapters", "record/importers", "run/parallel", "show/page"}
+
+
+def test_importing_the_package_or_its_front_door_loads_nothing_heavy() -> None:
+    code = f"import sys, flowledger, flowledger.cli; print([m for m in {HEAVY!r} if m in sys.modules])"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert out.strip() == "[]"
+
+
+def test_the_command_line_starts_within_half_a_second() -> None:
+    times = []
+    for _ in range(5):
+        started = time.perf_counter()
+        subprocess.run([sys.executable, "-m", "flowledger.cli", "--help"], capture_output=True, check=True)
+        times.append(time.perf_counter() - started)
+    assert min(times) < 0.5
