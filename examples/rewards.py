@@ -10,7 +10,7 @@ CLASSES = {
 
 
 def in_class(response: str, answer: str) -> float:
-    """The fraction of the response's characters that belong to the class that `answer` names; 0 for an empty response."""
+    """The fraction of the response's characters in the class that `answer` names; 0 for an empty response."""
     return sum(character in CLASSES[answer] for character in response) / len(response) if response else 0.0
 
 

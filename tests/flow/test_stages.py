@@ -8,7 +8,22 @@ from flowledger.flow.errors import BadInput
 from flowledger.flow.stages import GRAINS, PHASES, ROLES, order, stage, stages
 from flowledger.flow.tensors import stage_of, tensors
 
-STEP = ["prompt", "rollout", "reward", "filter", "balance", "old_log_prob", "ref_log_prob", "values", "advantage", "update_critic", "update_actor", "weight_sync", "checkpoint", "validate"]
+STEP = [
+    "prompt",
+    "rollout",
+    "reward",
+    "filter",
+    "balance",
+    "old_log_prob",
+    "ref_log_prob",
+    "values",
+    "advantage",
+    "update_critic",
+    "update_actor",
+    "weight_sync",
+    "checkpoint",
+    "validate",
+]
 
 
 def test_the_stages_stand_in_the_order_of_a_step():
@@ -36,7 +51,7 @@ def test_a_table_in_another_order_is_sorted_back_where_tensors_decide():
 def test_a_circle_is_refused():
     reward, advantage = stage("reward"), stage("advantage")
     circle = dataclasses.replace(reward, reads=(*reward.reads, "advantages"))
-    with pytest.raises(AssertionError, match="circle among.*advantage.*reward"):
+    with pytest.raises(AssertionError, match=r"circle among.*advantage.*reward"):
         order([circle, advantage])
 
 

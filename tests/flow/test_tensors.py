@@ -13,7 +13,48 @@ from flowledger.flow.stages import PHASES, ROLES, stages
 from flowledger.flow.tensors import PADDINGS, form_of, stage_of, tensor, tensors
 
 # The closed list, written down here a second time on purpose: adding a tensor is a decision.
-NAMES = ["prompt_ids", "attention_mask", "position_ids", "prompt_length", "sample_id", "group_id", "response_ids", "response_mask", "full_sequence", "generation_metadata", "finish_reason", "rollout_log_prob", "logits", "reward_components", "reward", "token_level_reward", "old_log_prob", "ref_log_prob", "new_log_prob", "values", "advantage", "advantages", "returns", "kl", "loss_mask", "loss_mat", "entropy", "policy_loss", "kl_loss", "entropy_loss", "value_loss", "grad_norm", "hidden_states", "activations", "kv_cache", "params", "grads", "optimizer_state", "comm_buffer", "updated_params"]
+NAMES = [
+    "prompt_ids",
+    "attention_mask",
+    "position_ids",
+    "prompt_length",
+    "sample_id",
+    "group_id",
+    "response_ids",
+    "response_mask",
+    "full_sequence",
+    "generation_metadata",
+    "finish_reason",
+    "rollout_log_prob",
+    "logits",
+    "reward_components",
+    "reward",
+    "token_level_reward",
+    "old_log_prob",
+    "ref_log_prob",
+    "new_log_prob",
+    "values",
+    "advantage",
+    "advantages",
+    "returns",
+    "kl",
+    "loss_mask",
+    "loss_mat",
+    "entropy",
+    "policy_loss",
+    "kl_loss",
+    "entropy_loss",
+    "value_loss",
+    "grad_norm",
+    "hidden_states",
+    "activations",
+    "kv_cache",
+    "params",
+    "grads",
+    "optimizer_state",
+    "comm_buffer",
+    "updated_params",
+]
 
 # What the plan of the article gives as typical shapes, in its own symbols.
 TYPICAL = {

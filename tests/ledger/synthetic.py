@@ -1,7 +1,7 @@
-"""A small run written by hand: two prompts, two responses each, two steps. Every number in it follows from this file.
+"""A small run written by hand: two prompts, two responses each, two steps. Every number in it follows from here.
 
-B_prompt = 2, G = 2, S_prompt = 4, S_resp = 3, H = 8, V = 16, two micro-batches of two samples. All times are made up and
-exact: a stage takes as many milliseconds as `STAGE_MS` says, and stages follow each other without a gap.
+B_prompt = 2, G = 2, S_prompt = 4, S_resp = 3, H = 8, V = 16, two micro-batches of two samples. All times are made up
+and exact: a stage takes as many milliseconds as `STAGE_MS` says, and stages follow each other without a gap.
 """
 
 from collections.abc import Iterator
@@ -55,7 +55,12 @@ ACCESSES: tuple[tuple[str, str | None, str, str, tuple[int, ...], str | None, st
 
 def synthetic_run(path: Path, *, steps: int = 2, level: str = "tokens", state: str = "closed") -> Path:
     """Write the run at `path` through the real writer, and return the path. `state="open"` leaves it unclosed."""
-    config = {"name": path.name, "model": {"path": "tiny"}, "rollout": {"samples_per_prompt": 2}, "record": {"level": level}}
+    config = {
+        "name": path.name,
+        "model": {"path": "tiny"},
+        "rollout": {"samples_per_prompt": 2},
+        "record": {"level": level},
+    }
     directory = create(path, Manifest(run=path.name, level=level, config=config, bindings=BINDINGS))
     writer = Writer(directory.part("actor", 0), capacity=1_000_000)
     for step in range(steps):
@@ -100,7 +105,8 @@ def _spans(step: int) -> Iterator[Row]:
         for micro_batch in (0, 1):
             start = stage_start(step, "update_actor") + (micro_batch * 12 + number * 4) * MS
             yield SpanRow(
-                id=root + 100 + 10 * micro_batch + number, parent=root + 9, step=step, stage="update_actor", phase=phase,
+                id=root + 100 + 10 * micro_batch + number, parent=root + 9, step=step,
+                stage="update_actor", phase=phase,
                 role="actor", rank=0, epoch=0, mini_batch=0, micro_batch=micro_batch, t_ns=start, event="whole",
                 name=phase, span_kind="compute", start_ns=start, end_ns=start + 4 * MS, latency_ms=4.0,
             )  # fmt: skip
@@ -137,7 +143,15 @@ def _deaths(step: int, storages: dict[str, int]) -> Iterator[Row]:
         now = stage_start(step, stage) + STAGE_MS[stage] * MS - 1
         yield StorageRow(step=step, stage=stage, t_ns=now, rank=0, storage=storages[name], event="freed")
     now = stage_start(step, "weight_sync")
-    yield StorageRow(step=step, stage="weight_sync", t_ns=now, rank=0, storage=storages["reward"], event="held", holder="dict in loop")
+    yield StorageRow(
+        step=step,
+        stage="weight_sync",
+        t_ns=now,
+        rank=0,
+        storage=storages["reward"],
+        event="held",
+        holder="dict in loop",
+    )
 
 
 def _memory(step: int) -> Iterator[Row]:
@@ -159,7 +173,9 @@ def _samples(step: int) -> Iterator[Row]:
     for index in range(4):
         sample, group = str(4 * step + index), str(2 * step + index // 2)
         now = stage_start(step, "rollout")
-        yield SampleRow(step=step, stage="prompt", sample_id=sample, group_id=group, prompt_length=4 - index // 2, t_ns=now)
+        yield SampleRow(
+            step=step, stage="prompt", sample_id=sample, group_id=group, prompt_length=4 - index // 2, t_ns=now
+        )
         yield SampleRow(
             step=step, stage="rollout", sample_id=sample, versions=[step], response_length=RESPONSE_LENGTHS[index],
             finish_reason="stop" if RESPONSE_LENGTHS[index] < 3 else "length", t_ns=now + 1,
@@ -189,7 +205,8 @@ def _tokens(step: int) -> Iterator[Row]:
             )  # fmt: skip
             if response:
                 yield TokenRow(
-                    step=step, stage="update_actor", t_ns=stage_start(step, "update_actor") + position, sample_id=sample,
+                    step=step, stage="update_actor", t_ns=stage_start(step, "update_actor") + position,
+                    sample_id=sample,
                     position=position, loss_mask=1, old_log_prob=-0.5, ref_log_prob=-0.6, new_log_prob=-0.4,
                     advantage=1.0 - 2 * index, ratio=1.105, clipped=False, entropy=1.5, loss_share=0.2,
                 )  # fmt: skip

@@ -57,7 +57,21 @@ def shapes_conserved(ledger: Ledger) -> Answer:
 
 
 def _put_together(rows: Rows, on: Mesh) -> list[str]:
-    """The shards of one access on all ranks against the logical shape that each rank stated."""
+    """The shards of one access on all ranks against the logical shape that each rank stated.
+
+    A rank may access a tensor several times at one place (decode steps, chunks of logits): the n-th access of one rank
+    belongs to the n-th of every other.
+    """
+    by_rank: dict[int, Rows] = {}
+    for row in sorted(rows, key=lambda row: int(row["seq"])):
+        by_rank.setdefault(row["rank"] or 0, []).append(row)
+    breaches = []
+    for nth in zip(*by_rank.values(), strict=False):
+        breaches += _whole(list(nth), on)
+    return breaches
+
+
+def _whole(rows: Rows, on: Mesh) -> list[str]:
     stated = {tuple(row["logical_shape"]) for row in rows if row["logical_shape"]}
     if len(stated) > 1:
         return [f"{_where(rows[0])}: ranks disagree on the logical shape: {sorted(stated)}"]

@@ -1,8 +1,8 @@
 """Compaction: the rows of a finished run's parts become one Parquet file a table.
 
 A kill at any moment neither loses a row nor counts one twice, by one rule that the reader keeps too: where
-`<table>.parquet` exists, the parts' rows of that table are in it. The file appears by a rename, whole or not at all; only
-when every table has one are the parts moved to `compacted/`.
+`<table>.parquet` exists, the parts' rows of that table are in it. The file appears by a rename, whole or not at all;
+only when every table has one are the parts moved to `compacted/`.
 """
 
 import os
@@ -17,10 +17,10 @@ from flowledger.ledger.rows import ROWS
 
 
 def compact(path: Path | str) -> Path:
-    """Compact a run, or finish what an interrupted compaction began. Raises BadInput for a run that is still written."""
+    """Compact a run, or finish an interrupted compaction. Raises BadInput for a run that is still being written."""
     directory = open_run(path)
     if directory.state == "open":
-        raise BadInput(f"{directory.path} is still being written (its state is open); compact it when the run has ended")
+        raise BadInput(f"{directory.path} is still being written (state open); compact it when the run has ended")
     try:
         with Ledger(path, external_access=True) as ledger:
             for row in ROWS:

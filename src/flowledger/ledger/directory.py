@@ -70,7 +70,9 @@ class RunDirectory:
     ) -> Path:
         """A new, empty directory for what this process sees. Raises BadInput where it cannot be made."""
         if compacted := [row.table for row in ROWS if (self.path / f"{row.table}.parquet").exists()]:
-            raise BadInput(f"{self.path} is compacted ({compacted[0]}.parquet is there) and takes no new rows; start a new run")
+            raise BadInput(
+                f"{self.path} is compacted ({compacted[0]}.parquet exists) and takes no more rows; start a new run"
+            )
         process = Process(
             role=role, rank=rank, host=socket.gethostname(), pid=os.getpid(), source=source,
             coordinates=dict(coordinates or {}), device=device, versions=dict(versions or {}),
@@ -84,7 +86,7 @@ class RunDirectory:
         return part
 
     def close(self, state: str = "closed") -> bool:
-        """Write how the run ended into its manifest. False where that is impossible (a full disk): it reads as crashed."""
+        """Write into the manifest how the run ended. False where that fails (a full disk): it then reads as crashed."""
         try:
             write_aside(self.path / MANIFEST, msgspec.structs.replace(self.manifest, state=state).encode())
         except OSError:
@@ -95,12 +97,8 @@ class RunDirectory:
 def create(path: Path | str, manifest: Manifest) -> RunDirectory:
     """A new run at `path`. Raises BadInput where something is there already, or nothing can be written."""
     path = Path(path)
+    check_free(path)
     try:
-        if path.is_dir() and any(path.iterdir()):
-            what = "a run" if (path / MANIFEST).exists() else "not empty"
-            raise BadInput(f"{path} is {what} already and is never overwritten; choose another place with -o, such as -o {_free(path)}, or remove it")
-        if path.exists() and not path.is_dir():
-            raise BadInput(f"{path} is a file, and a run needs a directory; choose another place with -o")
         path.mkdir(parents=True, exist_ok=True)
         (path / "parts").mkdir()
         write_aside(path / MANIFEST, manifest.encode())
@@ -109,8 +107,23 @@ def create(path: Path | str, manifest: Manifest) -> RunDirectory:
     return RunDirectory(path, manifest)
 
 
+def check_free(path: Path) -> None:
+    """Refuse a path where something stands already; nothing is ever overwritten. Raises BadInput with a free one."""
+    try:
+        if path.is_dir() and any(path.iterdir()):
+            what = "a run" if (path / MANIFEST).exists() else "not empty"
+            raise BadInput(
+                f"{path} is {what} already and is never overwritten; "
+                f"choose another place with -o, such as -o {_free(path)}, or remove it"
+            )
+        if path.exists() and not path.is_dir():
+            raise BadInput(f"{path} is a file, and a run needs a directory; choose another place with -o")
+    except OSError as error:
+        raise BadInput(f"cannot make run {path}: {_why(error)}") from None
+
+
 def open_run(path: Path | str) -> RunDirectory:
-    """The run at `path`, whatever state it is in. Raises BadInput where there is none, or a newer flowledger wrote it."""
+    """The run at `path`, in whatever state. Raises BadInput where there is none, or a newer flowledger wrote it."""
     path = Path(path)
     try:
         raw = (path / MANIFEST).read_bytes()

@@ -12,10 +12,14 @@ from flowledger.flow.tensors import tensors
 TABLES = {
     "flow_stages": "stage VARCHAR, position BIGINT, stage_role VARCHAR, purpose VARCHAR, purpose_zh VARCHAR",
     "flow_tensors": (
-        "tensor_name VARCHAR, position BIGINT, flow_kind VARCHAR, flow_mask VARCHAR, producer VARCHAR, readers VARCHAR[], "
-        "freed_by VARCHAR, flow_lifetime VARCHAR, flow_owner VARCHAR, common_bug VARCHAR, common_bug_zh VARCHAR"
+        "tensor_name VARCHAR, position BIGINT, flow_kind VARCHAR, flow_mask VARCHAR, producer VARCHAR, "
+        "readers VARCHAR[], freed_by VARCHAR, flow_lifetime VARCHAR, flow_owner VARCHAR, "
+        "common_bug VARCHAR, common_bug_zh VARCHAR"
     ),
-    "flow_forms": "tensor_name VARCHAR, dims VARCHAR, form VARCHAR, flow_padding VARCHAR, flow_broadcast VARCHAR, made_from VARCHAR",
+    "flow_forms": (
+        "tensor_name VARCHAR, dims VARCHAR, form VARCHAR, flow_padding VARCHAR, flow_broadcast VARCHAR, "
+        "made_from VARCHAR"
+    ),
     "flow_kinds": "kind VARCHAR, position BIGINT",
     "bindings": "symbol VARCHAR, size BIGINT",
 }
@@ -28,8 +32,8 @@ def load(connection: duckdb.DuckDBPyConnection, bindings: Mapping[str, int]) -> 
             (row.name, place, row.role, row.purpose, row.purpose_zh) for place, row in enumerate(stages().values())
         ],
         "flow_tensors": [
-            (row.name, place, row.kind, row.mask, row.producer, list(row.readers), row.freed_by, row.lifetime, row.owner,
-             row.common_bug, row.common_bug_zh)
+            (row.name, place, row.kind, row.mask, row.producer, list(row.readers), row.freed_by, row.lifetime,
+             row.owner, row.common_bug, row.common_bug_zh)
             for place, row in enumerate(tensors().values())
         ],
         "flow_forms": [

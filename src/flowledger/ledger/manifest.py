@@ -50,7 +50,7 @@ class Launcher(msgspec.Struct, kw_only=True, frozen=True):
             return False
         try:
             process = psutil.Process(self.pid)
-            return process.status() == psutil.STATUS_ZOMBIE or abs(process.create_time() - self.started) > 2
+            return bool(process.status() == psutil.STATUS_ZOMBIE or abs(process.create_time() - self.started) > 2)
         except psutil.NoSuchProcess:
             return True
         except psutil.AccessDenied:

@@ -72,7 +72,8 @@ class Ledger:
         """Write one whole table as Parquet, with the number of torn lines beside it. Needs `external_access`."""
         torn = self._torn_of[table]
         self._connection.execute(
-            f"COPY (SELECT * FROM {table} WHERE source <> 'plan' ORDER BY process, seq) TO {_text(target)} (FORMAT parquet, COMPRESSION zstd, KV_METADATA {{torn: '{torn}'}})"
+            f"COPY (SELECT * FROM {table} WHERE source <> 'plan' ORDER BY process, seq) TO {_text(target)} "
+            f"(FORMAT parquet, COMPRESSION zstd, KV_METADATA {{torn: '{torn}'}})"
         )
 
     def _fetch(self, sql: str, params: Params) -> tuple[list[str], list[tuple[Any, ...]]]:
@@ -85,8 +86,8 @@ class Ledger:
     def _load_processes(self) -> None:
         self._torn_of: dict[str, int] = {}
         self._connection.execute(
-            "CREATE TABLE processes (process VARCHAR, source VARCHAR, role VARCHAR, rank BIGINT, host VARCHAR, pid BIGINT, "
-            "device VARCHAR, coordinates MAP(VARCHAR, BIGINT), monotonic_ns BIGINT, wall_ns BIGINT)"
+            "CREATE TABLE processes (process VARCHAR, source VARCHAR, role VARCHAR, rank BIGINT, host VARCHAR, "
+            "pid BIGINT, device VARCHAR, coordinates MAP(VARCHAR, BIGINT), monotonic_ns BIGINT, wall_ns BIGINT)"
         )
         for name, process in sorted(_processes(self.directory.path).items()):
             self._connection.execute(
@@ -130,11 +131,11 @@ class Ledger:
         listed = ", ".join(_text(part) for part in parts)
         types = ", ".join(f"{_text(name)}: {_text(kind)}" for name, kind in columns(row).items())
         defaults = {"rank": "coalesce(rows.rank, processes.rank)", **_defaults(row)}
-        picked = ", ".join(f'{defaults.get(name, f"rows.{_quoted(name)}")} AS {_quoted(name)}' for name in columns(row))
+        picked = ", ".join(f"{defaults.get(name, f'rows.{_quoted(name)}')} AS {_quoted(name)}" for name in columns(row))
         self._connection.execute(
             f"INSERT INTO {row.table} BY NAME SELECT ? AS run, coalesce(processes.source, 'record') AS source, "
-            f"split_part(filename, '/', -2) AS process, {picked} FROM read_json([{listed}], format = 'newline_delimited', "
-            f"columns = {{{types}}}, ignore_errors = true, filename = true) AS rows "
+            f"split_part(filename, '/', -2) AS process, {picked} FROM read_json([{listed}], "
+            f"format = 'newline_delimited', columns = {{{types}}}, ignore_errors = true, filename = true) AS rows "
             "LEFT JOIN processes ON processes.process = split_part(filename, '/', -2)",
             [self.run],
         )

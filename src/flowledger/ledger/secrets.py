@@ -6,12 +6,18 @@ from typing import Any
 MASK = "***"
 
 # One of these words in a key makes its value a secret, whatever stands beside it.
-ALWAYS = frozenset(
-    "password passwd pwd passphrase secret secrets credential credentials apikey authorization bearer".split()
-)
+ALWAYS = frozenset({
+    "password", "passwd", "pwd", "passphrase", "secret", "secrets", "credential", "credentials", "apikey",
+    "authorization", "bearer",
+})  # fmt: skip
 # `token` and `key` are everyday words here: `pad_token` is text, `prompt_key` names a column, `max_tokens` counts.
-TEXT_TOKENS = frozenset("pad eos bos unk sep cls mask stop start end image video audio special per".split())
-KEY_WORDS = frozenset("api access secret private auth encryption signing ssh account service wandb openai hf".split())
+TEXT_TOKENS = frozenset({
+    "pad", "eos", "bos", "unk", "sep", "cls", "mask", "stop", "start", "end", "image", "video", "audio", "special",
+    "per",
+})  # fmt: skip
+KEY_WORDS = frozenset({
+    "api", "access", "secret", "private", "auth", "encryption", "signing", "ssh", "account", "service", "wandb", "hf",
+})  # fmt: skip
 
 COLUMN_NAME = re.compile(r"[A-Za-z][A-Za-z_.]{0,31}")  # a field selector such as `prompt` or `data.answer`
 CREDENTIAL = re.compile(

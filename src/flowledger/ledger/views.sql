@@ -98,7 +98,7 @@ FROM tensors;
 -- `mask_fits` is null where the mask lies over other positions by design: packed tensors against a padded mask, and the
 -- response mask, which is the tail of the attention mask.
 -- The shape ledger. Layers, steps and micro-batches are collapsed: the shapes are the largest, `*_min` the smallest seen.
-CREATE VIEW shapes AS
+CREATE MACRO shapes_at(which_step) AS TABLE
 WITH grouped AS (
     SELECT run, source, role, stage, phase, tensor_name, dims, len(coalesce(logical_shape, local_shape)) AS ndim,
         shape_max(logical_shape) AS logical_shape, shape_min(logical_shape) AS logical_shape_min,
@@ -111,7 +111,7 @@ WITH grouped AS (
         string_agg(DISTINCT dtype, ', ' ORDER BY dtype) AS dtype, max(numel) AS numel, max(bytes) AS bytes,
         string_agg(DISTINCT access, '+' ORDER BY access) AS access, bool_or(access = 'read') AS is_read,
         count(DISTINCT layer) AS layers, count(DISTINCT rank) AS ranks, count(*) AS accesses
-    FROM accesses
+    FROM accesses WHERE which_step IS NULL OR step = which_step
     GROUP BY run, source, role, stage, phase, tensor_name, dims, ndim)
 SELECT run, source, role, grouped.stage, phase, grouped.tensor_name, grouped.dims, logical_shape, logical_shape_min,
     local_shape, local_shape_min, coalesce(mask, flow_mask) AS mask, coalesce(grouped.broadcast, flow_broadcast) AS broadcast,
@@ -125,6 +125,8 @@ LEFT JOIN flow_forms ON grouped.tensor_name = flow_forms.tensor_name AND grouped
 LEFT JOIN flow_stages ON grouped.stage = flow_stages.stage
 ORDER BY flow_stages.position NULLS LAST, grouped.stage, role, phase_position(phase), is_read DESC,
     flow_tensors.position NULLS LAST, grouped.tensor_name, grouped.dims;
+
+CREATE VIEW shapes AS FROM shapes_at(NULL);
 
 -- ----------------------------------------------------------------------------------------------------------- memory
 
@@ -224,14 +226,17 @@ LEFT JOIN flow_stages AS due ON due.stage = split_part(freed_by, '/', 1)
 ORDER BY step, born_ns;
 
 -- The lifetime table: storages, layers, steps and micro-batches with one and the same fate on one line.
-CREATE VIEW lifetime_table AS
+CREATE MACRO lifetimes_at(which_step) AS TABLE
 SELECT run, source, role, lifetimes.tensor_name, kind, born_at, lifetimes.readers, last_read_at, freed_at, declared_freed_by,
     lifetime, holder, outlives, count(*) AS storages, max(bytes) AS bytes, sum(bytes)::BIGINT AS total_bytes,
     avg(alive_ms) AS alive_ms, min(step) AS first_step, max(step) AS last_step
 FROM lifetimes LEFT JOIN flow_tensors USING (tensor_name) LEFT JOIN flow_stages ON flow_stages.stage = split_part(born_at, '/', 1)
+WHERE which_step IS NULL OR step = which_step
 GROUP BY run, source, role, lifetimes.tensor_name, kind, born_at, lifetimes.readers, last_read_at, freed_at, declared_freed_by,
     lifetime, holder, outlives, flow_stages.position, flow_tensors.position
 ORDER BY flow_stages.position NULLS FIRST, born_at, flow_tensors.position NULLS LAST, bytes DESC;
+
+CREATE VIEW lifetime_table AS FROM lifetimes_at(NULL);
 
 -- ---------------------------------------------------------------------------------------------------------- metrics
 
@@ -286,18 +291,24 @@ ORDER BY step, TRY_CAST(sample_id AS BIGINT), sample_id, position;
 
 -- -------------------------------------------------------------------------------------------------------------- log
 
--- Tensors with the time of the interval they were touched in, and collectives.
+-- Tensors with the time of the innermost interval that is known to hold them (phase, else stage), and collectives.
 CREATE VIEW log_rows AS
 WITH intervals AS (
     SELECT run, source, process, step, stage, phase, epoch, mini_batch, micro_batch, max(latency_ms) AS latency_ms
     FROM spans_view WHERE stage IS NOT NULL AND span_kind IN ('stage', 'compute')
     GROUP BY run, source, process, step, stage, phase, epoch, mini_batch, micro_batch)
-SELECT t.run, t.source, t.process, t.seq, t.t_ns, t.step, t.stage, t.rank, tensor_name, logical_shape, local_shape, dtype,
-    numel, bytes, mask_ratio, lifetime, NULL::VARCHAR AS comm_type, latency_ms, owner
-FROM accesses AS t LEFT JOIN intervals AS i ON t.run = i.run AND t.source = i.source AND t.process = i.process
+SELECT t.run, t.source, t.process, t.seq, t.t_ns, t.step, t.stage, t.rank, t.tensor_name, logical_shape, local_shape, dtype,
+    numel, bytes, mask_ratio, coalesce(lifetime, flow_lifetime) AS lifetime, NULL::VARCHAR AS comm_type,
+    coalesce(i.latency_ms, whole.latency_ms) AS latency_ms, coalesce(owner, flow_owner) AS owner
+FROM accesses AS t
+LEFT JOIN intervals AS i ON t.run = i.run AND t.source = i.source AND t.process = i.process
     AND t.stage = i.stage AND t.step IS NOT DISTINCT FROM i.step AND t.phase IS NOT DISTINCT FROM i.phase
     AND t.epoch IS NOT DISTINCT FROM i.epoch AND t.mini_batch IS NOT DISTINCT FROM i.mini_batch
     AND t.micro_batch IS NOT DISTINCT FROM i.micro_batch
+LEFT JOIN intervals AS whole ON t.run = whole.run AND t.source = whole.source AND t.process = whole.process
+    AND t.stage = whole.stage AND t.step IS NOT DISTINCT FROM whole.step AND whole.phase IS NULL AND whole.epoch IS NULL
+    AND whole.mini_batch IS NULL AND whole.micro_batch IS NULL
+LEFT JOIN flow_tensors ON t.tensor_name = flow_tensors.tensor_name
 UNION ALL
 SELECT run, source, process, id, start_ns, step, stage, rank, 'comm_buffer', NULL, NULL, NULL, NULL, bytes, NULL, NULL,
     comm_type, latency_ms, NULL

@@ -26,7 +26,7 @@ CHUNK_ROWS = 512  # encoded in one call: the interpreter lock is held for half a
 
 @dataclass(frozen=True, slots=True)
 class WriterStats:
-    """What the writer did so far. `dropped` counts rows that reached no disk: queue full, closed, failed, not encodable."""
+    """What the writer did so far. `dropped` rows reached no disk: queue full, closed, failed, or not encodable."""
 
     rows: int
     bytes: int
@@ -38,7 +38,9 @@ class WriterStats:
 class Writer:
     """Appends rows to `part/<table>-<n>.jsonl`. A row belongs to the writer once it is put."""
 
-    def __init__(self, part: Path, *, capacity: int = 100_000, flush_s: float = FLUSH_S, rotate_bytes: int = ROTATE_BYTES):
+    def __init__(
+        self, part: Path, *, capacity: int = 100_000, flush_s: float = FLUSH_S, rotate_bytes: int = ROTATE_BYTES
+    ):
         self.failure: OSError | None = None
         self._queue: deque[Row] = deque()
         self._room = capacity  # 0 once nothing more is taken
@@ -71,7 +73,7 @@ class Writer:
         return WriterStats(sum(rows.values()), self._files.bytes, self._dropped, self._cpu_ns, rows)
 
     def close(self) -> None:
-        """Write what is queued and stop; further rows are counted as dropped. Safe to call twice, and in a forked child."""
+        """Write what is queued and stop; rows put later are counted as dropped. Safe twice, and in a forked child."""
         self._room = 0
         self._stop.set()
         if self._thread.is_alive() and self._thread is not threading.current_thread():
@@ -100,7 +102,7 @@ class Writer:
             row.seq = self._seq
             self._seq += 1
             if isinstance(row, MetricRow) and isinstance(row.value, float) and not math.isfinite(row.value):
-                row.value, row.special = None, _special(row.value)
+                row.special, row.value = _special(row.value), None
             chunk.setdefault(row.table, []).append(row)
         return chunk
 
@@ -148,8 +150,9 @@ class _Files:
         """Raises OSError (full disk, size limit, no permission)."""
         if not lines:
             return
-        descriptor, size = self._open.pop(table, None) or (self._next(table), 0)
-        self._open[table] = (descriptor, size)
+        if table not in self._open:
+            self._open[table] = (self._next(table), 0)
+        descriptor, size = self._open[table]
         rest = memoryview(lines)
         while rest:
             written = os.write(descriptor, rest)

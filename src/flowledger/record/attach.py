@@ -17,7 +17,7 @@ from flowledger.record.watch import Watch
 @contextmanager
 def attach(probes: Sequence[Probe], recorder: Recorder) -> Iterator[Recorder]:
     """Record while the context is open. A target that is not there becomes a finding, never an exception."""
-    changes = [(probe.target, _maker(probe, recorder)) for probe in probes]
+    changes = [(probe.target, _maker(probe, recorder)) for probe in probes if recorder.wants(probe)]
     with replaced(changes) as missed:
         for probe in probes:
             if probe.target in missed:

@@ -21,6 +21,13 @@ class Templates:
         self._rank, self._rank_count = rank, rank_count
         self._known: dict[tuple[object, ...], TensorRow] = {}
 
+    def of(self, name: str, value: Any) -> TensorRow:
+        """`row` of a tensor as it stands."""
+        made = self._known.get((name, value.shape, value.dtype))
+        if made is None:
+            return self.row(name, value.shape, value.dtype, value.element_size())
+        return made.__copy__()  # type: ignore[no-any-return, attr-defined]
+
     def row(self, name: str, shape: Sequence[int], dtype: object, element_size: int) -> TensorRow:
         """A fresh row of a tensor that is whole on this rank. Raises BadInput for a name that the flow lacks."""
         key = (name, shape, dtype)
@@ -75,9 +82,9 @@ def content_checksum(value: Any) -> int:
     return zlib.crc32(memoryview(flat.view(sys.modules["torch"].uint8).numpy()))
 
 
-def kept(value: Any) -> int | None:
-    """How many elements of a mask are not 0; None where asking would wait for a device."""
-    return int(value.count_nonzero()) if value.device.type == "cpu" else None
+def kept(value: Any) -> int:
+    """How many elements of a mask are not 0. Waits for the device, where there is one."""
+    return int(value.count_nonzero())
 
 
 def product(shape: Sequence[int]) -> int:

@@ -3,6 +3,7 @@
 None of them changes a tensor or keeps one: hooks return nothing, and what is packed for backward is what is unpacked.
 """
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ class ModelHooks:
     def __init__(self, guard: Callable[..., Any]) -> None:
         self.tokens = 0  # tokens that entered the embedding of any model, so far
         self._guard = guard
+        self._known: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._met: set[int] = set()
         self._handles: list[RemovableHandle] = []
         self._layer: int | None = None
@@ -34,10 +36,16 @@ class ModelHooks:
 
     def meet(self, module: nn.Module) -> None:
         """Count the tokens of a model from now on."""
+        if module in self._known:
+            return
+        self._known.add(module)
         entrance = _entrance(module)
         if id(entrance) not in self._met:
             self._met.add(id(entrance))
             self._handles.append(entrance.register_forward_pre_hook(self._count, with_kwargs=True))
+
+    def knows(self, module: nn.Module) -> bool:
+        return module in self._known
 
     @contextmanager
     def saving(self, saved: Callable[[Tensor], None]) -> Iterator[None]:
@@ -78,6 +86,7 @@ class ModelHooks:
             handle.remove()
         self._handles.clear()
         self._met.clear()
+        self._known.clear()
 
     def _on_layer(self, index: int, layer: nn.Module, output: Callable[[int, Tensor], None]) -> list[RemovableHandle]:
         def before(_module: nn.Module, _args: Any) -> None:

@@ -5,7 +5,8 @@ Flattened by type and remembered by object, since the same model is seen at ever
 
 import re
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any, NamedTuple
 
 _Key = tuple[int | None, object]  # layer, and what else keeps tensors apart
@@ -48,12 +49,11 @@ class Layers:
 
     def bytes_by_kind(self) -> dict[str, int]:
         """Bytes of parameters, gradients, optimizer state and caches that exist now; a shared one counts once."""
-        parameters = {id(p): p for m in self._modules for p in m.parameters()}.values()
+        # Two modules that share a first parameter are one model seen twice.
+        firsts = {id(refs[0]()): module for module, known in self._modules.items() for refs in list(known.values())[:1]}
         sizes = {
-            "param": sum(p.numel() * p.element_size() for p in parameters),
-            "grad": sum(p.grad.numel() * p.grad.element_size() for p in parameters if p.grad is not None),
-            "optimizer": 0,
-            "kv_cache": 0,
+            kind: sum(part.bytes for module in firsts.values() for part in self.parts(name, module) or ())
+            for name, kind in (("params", "param"), ("grads", "grad"))
         }
         for name, kind in (("optimizer_state", "optimizer"), ("kv_cache", "kv_cache")):
             owners = [owner for owner, parts in self._parts.items() if name in parts]
@@ -111,10 +111,18 @@ class Layers:
 
 def module_in(value: Any) -> Any | None:
     """A module, or the module that a small object carries as `model` or `module`; None when there is neither."""
-    for candidate in (value, getattr(value, "model", None), getattr(value, "module", None)):
-        if hasattr(candidate, "named_parameters") and hasattr(candidate, "register_forward_pre_hook"):
-            return candidate
+    if _is_module(type(value)):
+        return value
+    for name in ("model", "module"):
+        inside = getattr(value, name, None)
+        if _is_module(type(inside)):
+            return inside
     return None
+
+
+@cache
+def _is_module(kind: Hashable) -> bool:
+    return hasattr(kind, "named_parameters") and hasattr(kind, "register_forward_pre_hook")
 
 
 def _parameters(by_layer: Mapping[int | None, list[Any]]) -> Iterator[tuple[_Key, Any]]:

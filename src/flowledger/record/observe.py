@@ -1,11 +1,10 @@
 """What a probe sees of tensors: a row an access, the life of the storage, what samples and tokens learn from it."""
 
-import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from flowledger.ledger.rows import Row
-from flowledger.record.extract import Templates, content_checksum, kept, product
+from flowledger.record.extract import Templates, content_checksum, kept
 from flowledger.record.layers import Layers
 from flowledger.record.position import Frame
 from flowledger.record.samples import Samples
@@ -35,28 +34,32 @@ class Observer:
         self.samples = Samples(put, rank)
         self.tokens = Tokens(put, groups)
         self._put, self._templates = put, templates
+        self._counts: dict[object, int] = {}
 
     def begin_step(self) -> None:
         self.samples.begin_step()
         self.tokens.begin_step()
+        self._counts.clear()
         self.facts.pop("dropped_reason", None)
         self.facts.pop("component_names", None)
 
     def see(self, watch: Watch, frame: Frame, access: str, named: Named, now: int) -> None:
         """Everything one side of a call (arguments: read, result: write) has to show."""
-        masks = self._masks(frame, named)
         if self.level == "steps":
+            if watch.scope == "stage":
+                self._masks(frame, named)
             return
+        values = {name: value for name, value in named if is_tensor(value)}
+        masks = self._masks(frame, named)
         for name, value in named:
-            if _is_tensor(value):
+            if name in values:
                 self._tensor(watch, frame, access, name, value, masks, now)
             else:
                 self._object(watch, frame, access, name, value, now)
-        values = {name: value for name, value in named if _is_tensor(value)}
         if "sample_id" in values:
             self._identify(frame, values)
-        if frame.sample_ids is not None:
-            self._learn(watch, frame, access, values, now)
+        if frame.sample_ids is not None and (self.level == "tokens" or watch.scope in ("stage", "micro_batch")):
+            self._learn(frame, access, values, now)
 
     def hidden(self, frame: Frame, layer: int, value: Any, now: int) -> None:
         """The output of one layer."""
@@ -91,26 +94,36 @@ class Observer:
         if self.level == "tokens" and frame.sample_ids is not None:
             self.tokens.see(frame.sample_ids, dict(columns), frame, now)
 
-    def _masks(self, frame: Frame, named: Named) -> dict[str, tuple[list[int], float | None]]:
+    def _masks(self, frame: Frame, named: Named) -> dict[str, tuple[list[int], float | None]] | None:
         """Shape and kept fraction of the masks of this call, its newest first."""
-        masks = frame.masks = frame.masks or {}
         for name, value in named:
-            if name in MASKS and _is_tensor(value):
-                if self.level == "steps" and name != "attention_mask":
-                    continue
-                count = kept(value) if value.device.type == "cpu" or self.level == "tokens" else None
-                size = product(value.shape)
-                masks[name] = (list(value.shape), count / size if count is not None and size else None)
+            if name in MASKS and is_tensor(value) and (self.level != "steps" or name == "attention_mask"):
+                count, size = self._kept(value), value.numel()
+                if frame.masks is None:
+                    frame.masks = {}
+                frame.masks[name] = (list(value.shape), count / size if count is not None and size else None)
                 if name == "attention_mask":
                     frame.tokens_logical, frame.tokens_valid = size, count
-        return masks
+        return frame.masks
+
+    def _kept(self, value: Any) -> int | None:
+        """How many elements of a mask are not 0, looked up where the same mask was seen before in this step."""
+        if not value.is_cpu and self.level != "tokens":
+            return None
+        if value.is_inference():
+            return kept(value)
+        number = self.lives.number(value)
+        key = (number, value._version, value.storage_offset(), value.shape)
+        if number is None or key not in self._counts:
+            self._counts[key] = kept(value)
+        return self._counts[key]
 
     def _tensor(
-        self, watch: Watch, frame: Frame, access: str, name: str, value: Any, masks: dict[str, Any], now: int
+        self, watch: Watch, frame: Frame, access: str, name: str, value: Any, masks: dict[str, Any] | None, now: int
     ) -> None:
         if watch.scope == "decode" and not self._first(watch, frame, (name, access, value.shape)):
             return
-        row = self._templates.row(name, value.shape, value.dtype, value.element_size())
+        row = self._templates.of(name, value)
         local = value
         if hasattr(value, "placements"):
             local = value.to_local()
@@ -118,8 +131,8 @@ class Observer:
         row.access = access
         row.storage = self.lives.see(local, name, access, frame, now)
         row.offset = local.storage_offset()
-        mask = masks.get(name) if name in MASKS else masks.get(row.mask) if row.mask is not None else None
-        if mask is not None:
+        mask = masks.get(name if name in MASKS else row.mask or "") if masks is not None else None
+        if mask is not None and row.padding != "packed":
             row.mask_ratio = mask[1]
             row.mask_shape = mask[0] if name not in MASKS else None
         if self.level == "tokens":
@@ -130,13 +143,12 @@ class Observer:
 
     def _object(self, watch: Watch, frame: Frame, access: str, name: str, value: Any, now: int) -> None:
         """A model, an optimizer or a cache: one row a layer."""
-        parts = self.layers.parts(name, value)
         if self.sign is not None and name in _PERSISTENT_EVIDENCE:
             for tensor in self.layers.tensors(name, value):
                 self.sign(tensor, _PERSISTENT_EVIDENCE[name])
-        if watch.whole and not self._first(watch, frame, (name, access, len(parts or ()))):
+        if watch.whole and not self._first(watch, frame, (name, access)):
             return
-        for layer, shape, dtype, size in parts or ():
+        for layer, shape, dtype, size in self.layers.parts(name, value) or ():
             row = self._templates.row(name, shape, dtype, 0)
             row.layer, row.bytes, row.access = layer, size, access
             self._put(row, frame, now)
@@ -154,19 +166,19 @@ class Observer:
     def _identify(self, frame: Frame, values: dict[str, Any]) -> None:
         """Whose rows these are. Sample ids are read even off a device only at level `tokens`."""
         ids = values["sample_id"]
-        if ids.device.type != "cpu" and self.level != "tokens":
+        if not ids.is_cpu and self.level != "tokens":
             return
         frame.sample_ids = [str(number) for number in ids.flatten().tolist()]
         groups = values.get("group_id")
         if self.level == "tokens" and groups is not None and len(groups) == len(frame.sample_ids):
             self.tokens.group(frame.sample_ids, [str(number) for number in groups.tolist()])
 
-    def _learn(self, watch: Watch, frame: Frame, access: str, values: dict[str, Any], now: int) -> None:
+    def _learn(self, frame: Frame, access: str, values: dict[str, Any], now: int) -> None:
         ids = frame.sample_ids or []
         if frame.scope == "stage":
             columns = frame.columns = frame.columns or {}
             for name, value in values.items():
-                if value.device.type == "cpu" or self.level == "tokens":
+                if value.is_cpu or self.level == "tokens":
                     again = access == "write"
                     columns.update(self.samples.columns(name, value, len(ids), self.facts, again=again))
         elif frame.scope == "micro_batch" and frame.stage == "update_actor" and access == "read":
@@ -176,6 +188,13 @@ class Observer:
             self.tokens.see(ids, values, frame, now)
 
 
-def _is_tensor(value: Any) -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+def is_tensor(value: Any) -> bool:
+    """Whether this is a torch tensor; torch need not be there."""
+    kind = type(value)
+    known = _TENSORS.get(kind)
+    if known is None:
+        known = _TENSORS[kind] = hasattr(kind, "untyped_storage") and hasattr(kind, "storage_offset")
+    return known
+
+
+_TENSORS: dict[type, bool] = {}

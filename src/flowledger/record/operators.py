@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
@@ -16,10 +17,13 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flowledger.flow.kinds import classify
+from flowledger.flow.seams import Function, replaced
 from flowledger.record.position import Frame
 
 _LIFT = torch.ops.aten.lift_fresh.default  # how torch.tensor(...) hands over what it has just made
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
+# Functions that return tensors which no operator has made; activation checkpointing keeps one for each call.
+_MAKERS = ("torch:get_rng_state", "torch.random:get_rng_state")
 
 
 class Born:
@@ -95,24 +99,24 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Watch until left; direct changes of a storage's size are seen too."""
-        resize = torch.UntypedStorage.resize_
-
-        def seen(storage: torch.UntypedStorage, size: int) -> Any:
-            result = resize(storage, size)
-            self._resized(storage)
-            return result
-
-        torch.UntypedStorage.resize_ = seen  # type: ignore[method-assign, assignment]
+        """Watch until left; what no operator shows is seen too: direct changes of size, and copies of random state."""
+        torch.UntypedStorage.resize_ = _resizing(self)  # type: ignore[method-assign]
         try:
-            with self:
+            with replaced([(target, self._making) for target in _MAKERS]), self:
                 yield
         finally:
-            if "resize_" in vars(torch._C.StorageBase):
-                del torch.UntypedStorage.resize_
-            else:
-                torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
+            del torch.UntypedStorage.resize_  # the inherited one again
             self._closed = True
+
+    def _making(self, function: Function) -> Function:
+        @wraps(function)
+        def made(*args: Any, **kwargs: Any) -> Any:
+            result = function(*args, **kwargs)
+            if not self.quiet:
+                self._walk(result, False, time.monotonic_ns())
+            return result
+
+        return made
 
     def sign(self, value: Tensor, evidence: str) -> Born:
         """Note what a tensor is; one that no operator has shown yet was there before."""
@@ -214,3 +218,14 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
             del self._live[pointer]
         if not self._closed:
             self._events.append((born, -born.size, time.monotonic_ns()))
+
+
+def _resizing(watch: Operators) -> Callable[[torch.UntypedStorage, int], Any]:
+    original = torch.UntypedStorage.resize_
+
+    def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        result = original(storage, size)
+        watch._resized(storage)
+        return result
+
+    return resize_

@@ -8,49 +8,45 @@ call means going back to its parent frame, so the position is right after an exc
 from flowledger.ledger.rows import Row
 
 _COUNTING = frozenset({"step", "stage", "epoch", "mini_batch"})  # scopes that count the calls within them
+_LEVEL = {"epoch": 0, "mini_batch": 1, "micro_batch": 2}
 
 
 class Frame:
-    """One open call. Everything but the counters and what the recorder notes on it is fixed at birth."""
+    """One open call. What a call may learn has its default on the class, since most calls learn nothing."""
 
-    __slots__ = (
-        "columns", "counts", "epoch", "id", "masks", "micro_batch", "mini_batch", "name", "parent", "peak",
-        "peak_before", "phase", "policy_version", "role", "sample_ids", "scope", "stage", "stage_frame", "start_ns",
-        "step", "tokens_before", "tokens_logical", "tokens_valid",
-    )  # fmt: skip
+    id = 0
+    start_ns = 0
+    tokens_before = 0  # tokens that had entered a model when the call began
+    tokens_logical: int | None = None
+    tokens_valid: int | None = None
+    peak: int | None = None  # highest allocated reading, on the frame of a stage
+    peak_before: int | None = None
+    masks: dict[str, tuple[list[int], float | None]] | None = None  # masks seen in this call: shape, kept fraction
+    columns: dict[str, list[object]] | None = None  # what this stage learnt of its samples
 
     def __init__(self, name: str, scope: str, parent: "Frame | None" = None) -> None:
         self.name, self.scope, self.parent = name, scope, parent
-        self.id = self.start_ns = self.tokens_before = 0
-        self.counts = [0, 0, 0]  # epochs, mini-batches, micro-batches begun within this frame
-        self.columns: dict[str, list[object]] | None = None  # sample columns learnt from the arguments
-        self.masks: dict[str, tuple[list[int], float | None]] | None = (
-            None  # mask seen in this call: shape, kept fraction
-        )
-        self.peak: int | None = None  # highest allocated reading, kept on stage frames
-        self.peak_before: int | None = None
-        self.tokens_logical: int | None = None
-        self.tokens_valid: int | None = None
-        self.stage_frame: Frame = self
-        self.step: int | None = None
-        self.stage: str | None = None
-        self.phase: str | None = None
-        self.role: str | None = None
-        self.epoch: int | None = None
-        self.mini_batch: int | None = None
-        self.micro_batch: int | None = None
-        self.policy_version: int | None = None
-        self.sample_ids: list[str] | None = None
-        if parent is not None:
-            self._inherit(parent)
-
-    def _inherit(self, parent: "Frame") -> None:
+        self.counts: list[int]  # epochs, mini-batches, micro-batches begun within this frame
+        self.stage_frame: Frame
+        self.step: int | None
+        self.stage: str | None
+        self.phase: str | None
+        self.role: str | None
+        self.epoch: int | None
+        self.mini_batch: int | None
+        self.micro_batch: int | None
+        self.policy_version: int | None
+        self.sample_ids: list[str] | None
+        if parent is None:
+            self.stage_frame, self.counts = self, [0, 0, 0]
+            self.step = self.epoch = self.mini_batch = self.micro_batch = self.policy_version = None
+            self.stage = self.phase = self.role = self.sample_ids = None
+            return
+        self.stage_frame = parent.stage_frame
+        self.counts = [0, 0, 0] if scope in _COUNTING else parent.counts
         self.step, self.stage, self.phase, self.role = parent.step, parent.stage, parent.phase, parent.role
         self.epoch, self.mini_batch, self.micro_batch = parent.epoch, parent.mini_batch, parent.micro_batch
         self.policy_version, self.sample_ids = parent.policy_version, parent.sample_ids
-        self.stage_frame = parent.stage_frame
-        if self.scope not in _COUNTING:
-            self.counts = parent.counts
 
     def stamp(self, row: Row) -> None:
         """Write this position into a row."""
@@ -65,12 +61,8 @@ def inner(parent: Frame, *, name: str, scope: str, stage: str | None, phase: str
     if scope == "step" or (scope == "stage" and stage is not None):
         frame.stage, frame.stage_frame, frame.sample_ids = stage, frame, None
         frame.phase = frame.epoch = frame.mini_batch = frame.micro_batch = None
-    elif scope == "epoch":
-        frame.epoch, frame.mini_batch, frame.micro_batch = _next(parent, 0), None, None
-    elif scope == "mini_batch":
-        frame.mini_batch, frame.micro_batch = _next(parent, 1), None
-    elif scope == "micro_batch":
-        frame.micro_batch = _next(parent, 2)
+    elif scope in _LEVEL:
+        _count(frame, parent.counts, _LEVEL[scope])
     if stage is not None:
         frame.stage = stage
     if phase is not None:
@@ -80,7 +72,12 @@ def inner(parent: Frame, *, name: str, scope: str, stage: str | None, phase: str
     return frame
 
 
-def _next(parent: Frame, level: int) -> int:
-    number = parent.counts[level]
-    parent.counts[level] = number + 1
-    return number
+def _count(frame: Frame, counts: list[int], level: int) -> None:
+    number = counts[level]
+    counts[level] = number + 1
+    if level == 0:
+        frame.epoch, frame.mini_batch, frame.micro_batch = number, None, None
+    elif level == 1:
+        frame.mini_batch, frame.micro_batch = number, None
+    else:
+        frame.micro_batch = number

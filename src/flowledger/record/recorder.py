@@ -9,11 +9,9 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack
-from functools import cache
 from typing import Any, Protocol
 
 from flowledger.flow.seams import Probe
-from flowledger.flow.stages import stages
 from flowledger.ledger.rows import FindingRow, Row, SpanRow
 from flowledger.record.extract import Templates
 from flowledger.record.holders import holder
@@ -68,10 +66,10 @@ class Recorder:
         self._hooks: Any = None  # ModelHooks, from the first model on
         self._operators: Any = None  # SampledStep, while operators are watched
         self._spans = self._steps = 0
-        self._own_ns = self._rows = 0
+        self.own_ns = self._rows = 0
         self._troubles: dict[str, int] = {}
         self._watched: set[str] = set()  # metrics that come from the arguments of calls
-        self._readings = Readings(self.put, limit)
+        self._readings = Readings(self.put, limit, spare=level == "steps")
 
     # ---------------------------------------------------------------- called by the wrappers
 
@@ -80,21 +78,23 @@ class Recorder:
     ) -> tuple[Frame, AbstractContextManager[Any] | None]:
         """Open the span of a call; returns its frame, and what the call is to run in, if anything."""
         began = clock()
-        probe = watch.probe
-        role = probe.role or (_role_of(probe.stage) if probe.stage is not None and watch.scope == "stage" else None)
+        here, probe = self._here, watch.probe
         frame = inner(
-            self._here.frame or self.latest,
-            name=watch.name, scope=watch.scope, stage=probe.stage, phase=probe.phase, role=role,
+            here.frame or self.latest,
+            name=watch.name, scope=watch.scope, stage=probe.stage, phase=probe.phase, role=watch.role,
         )  # fmt: skip
-        self._here.frame = self.latest = frame
+        here.frame = self.latest = frame
         self._spans += 1
         frame.id, frame.start_ns = self._spans, began
-        frame.tokens_before = self._hooks.tokens if self._hooks is not None else 0
-        self._hush(True)
-        around: AbstractContextManager[Any] | None = self.guard(self._entered, watch, frame, args, kwargs, began)
-        self._hush(False)
+        if self._hooks is not None:
+            frame.tokens_before = self._hooks.tokens
+        around: AbstractContextManager[Any] | None = None
+        if watch.looks_in or self._operators is not None:
+            self._hush(True)
+            around = self.guard(self._entered, watch, frame, args, kwargs, began)
+            self._hush(False)
         now = clock()
-        self._own_ns += now - began
+        self.own_ns += now - began
         if watch.whole:
             frame.start_ns = now
         return frame, around
@@ -103,18 +103,33 @@ class Recorder:
         """Close the span of a call that returned."""
         began = clock()
         self._hush(True)
-        self.guard(self._left, watch, frame, args, kwargs, result, began)
-        self._finish(watch, frame, began)
+        if watch.looks_out or watch.scope == "stage":
+            self.guard(self._left, watch, frame, args, kwargs, result, began)
+        self._close(watch, frame, began, failed=False)
         self._hush(False)
-        self._own_ns += clock() - began
+        self.own_ns += clock() - began
 
     def fail(self, watch: Watch, frame: Frame) -> None:
         """Close the span of a call that raised."""
         began = clock()
         self._hush(True)
-        self._finish(watch, frame, began, failed=True)
+        self._close(watch, frame, began, failed=True)
         self._hush(False)
-        self._own_ns += clock() - began
+        self.own_ns += clock() - began
+
+    def _close(self, watch: Watch, frame: Frame, now: int, *, failed: bool) -> None:
+        self.guard(self._finish, watch, frame, now)
+        parent = frame.parent or self._root
+        self._here.frame = parent if parent is not self._root else None
+        self.latest = parent
+        parent.policy_version = frame.policy_version
+        if self._observer.lives.dead:
+            self.guard(self._observer.lives.settle)
+        if watch.scope in ("stage", "step"):
+            if not failed:
+                self.guard(self._look_for_holders, frame)
+            if watch.scope == "step":
+                self.guard(self._end_step, frame)
 
     # ---------------------------------------------------------------- rows
 
@@ -130,6 +145,10 @@ class Recorder:
         for row in metric_rows(name, value):
             self.put(row, frame or self.latest, now or clock())
 
+    def wants(self, probe: Probe) -> bool:
+        """Whether this level has a span for each call. At `steps`, decode steps and calls without a phase go unseen."""
+        return self.level != "steps" or probe.scope not in ("decode", "call") or probe.phase is not None
+
     def missed(self, probe: Probe) -> None:
         """A probe found nothing to watch."""
         versions = f" (wanted versions {probe.versions})" if probe.versions else ""
@@ -143,21 +162,24 @@ class Recorder:
         try:
             return work(*args)
         except Exception as error:  # noqa: BLE001  the job that is watched must not notice
-            place = getattr(work, "__name__", "?")
-            kind = f"{type(error).__name__} in {place}"
-            self._troubles[kind] = self._troubles.get(kind, 0) + 1
-            if self._troubles[kind] == 1:
-                row = FindingRow(
-                    id="recorder_error", verdict="warn", severity="warning", message=f"{kind}: {error}"[:500]
-                )
-                self.put(row, self.latest, clock())
+            self._trouble(f"{type(error).__name__} in {getattr(work, '__name__', '?')}", error)
             return None
+
+    def _trouble(self, kind: str, error: Exception) -> None:
+        self._troubles[kind] = self._troubles.get(kind, 0) + 1
+        if self._troubles[kind] == 1:
+            message = f"{kind}: {error}"[:500]
+            self.put(
+                FindingRow(id="recorder_error", verdict="warn", severity="warning", message=message),
+                self.latest,
+                clock(),
+            )
 
     def cost(self) -> dict[str, float]:
         """What recording has cost so far: CPU seconds (with the writer's thread), rows, bytes, drops, ns per row."""
         stats = getattr(self._writer, "stats", None)
         written = stats() if stats is not None else None
-        own = self._own_ns + (self._operators.mode.own_ns if self._operators is not None else 0)
+        own = self.own_ns + (self._operators.mode.own_ns if self._operators is not None else 0)
         total = own + (written.cpu_ns if written is not None else 0)
         return {
             "cpu_s": total / 1e9,
@@ -180,66 +202,61 @@ class Recorder:
         self, watch: Watch, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], now: int
     ) -> AbstractContextManager[Any] | None:
         given = watch.arguments(args, kwargs)
-        facts = dict(pick(watch.read_facts, given))
+        facts = dict(pick(watch.read_facts, given)) if watch.read_facts else {}
         if watch.scope == "step":
             self._begin_step(frame, facts.get("step"))
-        self._take(facts, frame, now)
+        if facts:
+            self._take(facts, frame, now)
         if not watch.whole:
             self._span(watch, frame, "begin")
         if self._operators is not None:
             self._operators.began(watch, frame, now)
         if watch.scope in ("step", "stage"):
             self._readings.read(frame, "begin", now)
-        self._observer.see(watch, frame, "read", pick(watch.reads, given), now)
-        if watch.scope == "step":
-            return self._around_step(frame)
-        return self._around_forward(watch, frame, facts.get("model"))
+        if watch.reads:
+            self._observer.see(watch, frame, "read", pick(watch.reads, given), now)
+        if self._operators is None:
+            return None
+        return self._around_step() if watch.scope == "step" else self._around_forward(watch, frame, facts.get("model"))
 
     def _left(
         self, watch: Watch, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, now: int
     ) -> None:
         given = watch.arguments(args, kwargs)
-        self._take(dict(pick(watch.write_facts, result, given)), frame, now)
-        self._observer.see(watch, frame, "write", pick(watch.writes, result, given), now)
-        if watch.scope == "stage":
+        if watch.write_facts:
+            self._take(dict(pick(watch.write_facts, result, given)), frame, now)
+        written = pick(watch.writes, result, given)
+        if written:
+            self._observer.see(watch, frame, "write", written, now)
+        if watch.scope == "stage" and self.level != "steps":
             self._observer.write_samples(frame, now)
         for name, value in watch.metrics(result):
             self.metric(name, value, frame=frame, now=now)
-        for name, value in pick(watch.writes, result, given):
+        for name, value in written if watch.scope == "stage" else ():
             if name == "generation_metadata":
                 self._schedule(value, frame, now)
 
-    def _finish(self, watch: Watch, frame: Frame, now: int, *, failed: bool = False) -> None:
-        """What happens when a call ends, however it ended."""
-        self.guard(self._span, watch, frame, "whole" if watch.whole else "end", now)
+    def _finish(self, watch: Watch, frame: Frame, now: int) -> None:
+        """What is written when a call ends, however it ended."""
+        self._span(watch, frame, "whole" if watch.whole else "end", now)
         if watch.boundary:
-            self.guard(self._readings.read, frame, "end", now)
-        if watch.scope == "stage" and self.level != "steps" and self._operators is None:
-            self.guard(self._readings.known, self._observer.layers, frame, now)
+            self._readings.read(frame, "end", now)
         if self._operators is not None:
-            self.guard(self._operators.ended, watch, frame, now)
-        parent = frame.parent or self._root
-        self._here.frame = parent if parent is not self._root else None
-        self.latest = parent
-        parent.policy_version = frame.policy_version
-        self.guard(self._observer.lives.settle)
-        if watch.scope in ("stage", "step") and not failed:
-            self.guard(self._look_for_holders, frame)
-        if watch.scope == "step":
-            self.guard(self._end_step, frame)
+            self._operators.ended(watch, frame, now)
+        elif watch.scope == "stage" and self.level != "steps":
+            self._readings.known(self._observer.layers, frame, now)
 
     def _span(self, watch: Watch, frame: Frame, event: str, now: int | None = None) -> None:
-        parent = frame.parent
-        row = SpanRow(
-            id=frame.id, parent=parent.id if parent is not None and parent.id else None, event=event, name=watch.name,
-            span_kind=watch.span_kind, start_ns=frame.start_ns, end_ns=now,
-        )  # fmt: skip
+        row: SpanRow = watch.row.__copy__()  # type: ignore[attr-defined]  # twice as quick as copy.copy
+        row.id, row.event, row.start_ns, row.end_ns = frame.id, event, frame.start_ns, now
+        if frame.parent is not None and frame.parent.id:
+            row.parent = frame.parent.id
         if now is not None:
             row.tokens_logical, row.tokens_valid = frame.tokens_logical, frame.tokens_valid
             if self._hooks is not None and self._hooks.tokens > frame.tokens_before:
                 row.tokens_computed = self._hooks.tokens - frame.tokens_before
-            if watch.span_kind == "comm":
-                row.comm_type, row.latency_ms = watch.name, (now - frame.start_ns) / 1e6
+            if row.comm_type is not None:
+                row.latency_ms = (now - frame.start_ns) / 1e6
         self.put(row, frame, now if now is not None else frame.start_ns)
 
     def _take(self, facts: Mapping[str, Any], frame: Frame, now: int) -> None:
@@ -280,9 +297,7 @@ class Recorder:
 
             self._operators = SampledStep(self, self._observer, frame)
 
-    def _around_step(self, frame: Frame) -> AbstractContextManager[Any] | None:
-        if self._operators is None:
-            return None
+    def _around_step(self) -> AbstractContextManager[Any]:
         stack = ExitStack()
         stack.enter_context(self._operators.watching())
         stack.enter_context(self._model_hooks().saving(self._operators.saved))
@@ -290,7 +305,7 @@ class Recorder:
 
     def _around_forward(self, watch: Watch, frame: Frame, model: Any) -> AbstractContextManager[Any] | None:
         """On the first micro-batch of a sampled step, see into the forward pass."""
-        if self._operators is None or watch.probe.phase != "forward" or module_in(model) is None:
+        if watch.probe.phase != "forward" or module_in(model) is None:
             return None
         if frame.epoch or frame.mini_batch or frame.micro_batch:
             return None
@@ -298,7 +313,7 @@ class Recorder:
 
     def _meet(self, value: Any) -> None:
         module = module_in(value)
-        if module is not None:
+        if module is not None and (self._hooks is None or not self._hooks.knows(module)):
             self._observer.layers.meet(module)
             self._model_hooks().meet(module)
 
@@ -315,7 +330,7 @@ class Recorder:
         hushed = self._hush(True)
         self.guard(work, *args)
         self._hush(hushed)
-        self._own_ns += clock() - began
+        self.own_ns += clock() - began
 
     def _hush(self, quiet: bool) -> bool:
         """What the recorder itself computes is not part of the step. Returns how it was."""
@@ -334,13 +349,7 @@ class Recorder:
         if self._operators is not None:
             operators, self._operators = self._operators, None
             self._observer.sign, self._observer.lives.number_of = None, lambda pointer: None
-            self._own_ns += operators.mode.own_ns
+            self.own_ns += operators.mode.own_ns
             operators.write()
         for name, value in self.cost().items():
             self.metric(f"recorder/{name}", value, frame=frame)
-
-
-@cache
-def _role_of(stage: str) -> str | None:
-    known = stages().get(stage)
-    return known.role if known is not None else None

@@ -55,7 +55,7 @@ class Lives:
         self.number_of: Callable[[int], int | None] = lambda pointer: None  # set while operators are watched
         self._put, self._here = put, here
         self._alive: dict[int, Life] = {}
-        self._dead: deque[tuple[Life, int, Frame]] = deque()
+        self.dead: deque[tuple[Life, int, Frame]] = deque()
         self._next = 0
 
     def new_number(self) -> int:
@@ -75,6 +75,11 @@ class Lives:
             life.read_in, life.read_ns = frame, now
         return life.id
 
+    def number(self, value: Any) -> int | None:
+        """The number of a tensor's storage, if it was seen."""
+        life = self._alive.get(value.untyped_storage()._cdata)
+        return life.id if life is not None else None
+
     def _meet(self, storage: Any, pointer: int, value: Any, name: str, access: str, frame: Frame, now: int) -> Life:
         known = self.number_of(pointer)
         number = known if known is not None else self.new_number()
@@ -89,12 +94,12 @@ class Lives:
     def _died(self, life: Life, _: object) -> None:
         if self._alive.get(life.pointer) is life:
             del self._alive[life.pointer]
-        self._dead.append((life, time.monotonic_ns(), self._here()))
+        self.dead.append((life, time.monotonic_ns(), self._here()))
 
     def settle(self) -> None:
         """Write the deaths since the last call."""
-        while self._dead:
-            life, when, frame = self._dead.popleft()
+        while self.dead:
+            life, when, frame = self.dead.popleft()
             self._last_read(life)
             self._put(StorageRow(storage=life.id, event="freed", bytes=life.bytes, kind=life.kind), frame, when)
 

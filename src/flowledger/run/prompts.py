@@ -64,7 +64,7 @@ def open_source(settings: Data, *, seed: int) -> PromptSource:
 
 
 def take(source: PromptSource, tokenizer: Tokenizer, settings: Data, step: int) -> Taken:
-    """The problems of one step, tokenised. Raises BadInput for a prompt that is too long, unless settings say otherwise."""
+    """The problems of one step, tokenised. Raises BadInput for a prompt that is too long."""
     lengths = cache(lambda problem: len(_encode(problem, tokenizer, settings)))
     fits = (lambda problem: lengths(problem) <= settings.max_prompt_tokens) if settings.too_long == "skip" else None
     problems = source.batch(step, settings.prompts_per_step, fits)
@@ -72,7 +72,7 @@ def take(source: PromptSource, tokenizer: Tokenizer, settings: Data, step: int) 
 
 
 def tokenise(problems: Sequence[Problem], tokenizer: Tokenizer, settings: Data) -> Taken:
-    """Left-padded ids [B_prompt, S_prompt], S_prompt being the longest prompt. Raises BadInput for one over the limit."""
+    """Left-padded ids [B_prompt, S_prompt], S_prompt the longest. Raises BadInput for one over the limit."""
     encoded = [_limited(_encode(problem, tokenizer, settings), problem, settings) for problem in problems]
     length = torch.tensor([len(ids) for ids in encoded])
     width = int(length.max())
@@ -102,7 +102,8 @@ class GymSource:
             if fits is None or fits(problem):
                 return problem
         raise BadInput(
-            f"data.task = {self.gym.task!r}: {REPLACEMENTS} problems in a row are longer than data.max_prompt_tokens; raise it"
+            f"data.task = {self.gym.task!r}: {REPLACEMENTS} problems in a row are "
+            "longer than data.max_prompt_tokens; raise it"
         )
 
     def _problem(self, index: int) -> Problem:

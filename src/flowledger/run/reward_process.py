@@ -1,4 +1,4 @@
-"""The near end of the reward process: starts it early, sends jobs, keeps the time limit, starts it anew after a kill."""
+"""The near end of the reward process: starts it early, sends jobs, keeps the time limit, restarts it."""
 
 import contextlib
 import os
@@ -42,7 +42,9 @@ class RewardProcess:
             raise BadInput(f"the reward process was not ready after {STARTUP_LIMIT_S:.0f} s; what does its import do?")
         told = read_frame(self._output)
         if told is None:
-            raise BadInput(f"the reward process ended while it started (exit code {self._kill()}); see its output above")
+            raise BadInput(
+                f"the reward process ended while it started (exit code {self._kill()}); see its output above"
+            )
         if "error" in told:
             raise BadInput(told["error"])
         self._ready = True

@@ -8,7 +8,6 @@ reward prints goes to stderr. It runs in the main thread (math-verify sets signa
 import inspect
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -105,7 +104,10 @@ def _math_verify() -> Rule:
     from math_verify import parse, verify  # noqa: PLC0415  (it loads sympy; only where asked for)
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)
-    parse, verify = partial(parse, parsing_timeout=None), partial(verify, timeout_seconds=None)  # the process has a limit
+    parse, verify = (
+        partial(parse, parsing_timeout=None),
+        partial(verify, timeout_seconds=None),
+    )  # the process has a limit
 
     def rule(job: Job) -> float:
         if job["answer"] is None:
@@ -158,4 +160,4 @@ def _follow(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -56,7 +56,9 @@ class Scorer:
             if component.kind not in RULES:
                 level: Literal["sample", "token"] = "sample" if component.kind == "model" else "token"
                 key = f"reward component {component.name!r}: path"
-                self._models[component.name] = load_reward_model(component.path or "", policy, level, seed=seed, key=key)
+                self._models[component.name] = load_reward_model(
+                    component.path or "", policy, level, seed=seed, key=key
+                )
         if self._process:
             self._process.wait_ready()
 
@@ -83,7 +85,7 @@ class Scorer:
         sample_id: Tensor,
         step: int,
     ) -> Scores:
-        """The rewards of B samples; `problems` and `responses` have one entry each. Raises BadInput for NaN or infinity."""
+        """The rewards of B samples; one problem and response each. Raises BadInput for NaN or infinity."""
         ids = sample_id.tolist()
         lengths = attention_mask[:, -response_ids.shape[1] :].sum(-1).tolist()
         jobs = [
@@ -97,7 +99,12 @@ class Scorer:
         ]  # fmt: skip
         verdicts = self._ask(jobs)
         parts: dict[str, Tensor] = {
-            name: torch.stack([place(verdict.value, length, response_ids.shape[1]) for verdict, length in zip(said, lengths, strict=True)])
+            name: torch.stack(
+                [
+                    place(verdict.value, length, response_ids.shape[1])
+                    for verdict, length in zip(said, lengths, strict=True)
+                ]
+            )
             for name, said in verdicts.items()
         }
         for name, model in self._models.items():
@@ -139,7 +146,7 @@ class Scorer:
 
 
 def place(value: float | list[float] | None, length: int, width: int) -> Tensor:
-    """One component of one sample on its tokens [S_resp]: a number at the last response token, a list where it belongs."""
+    """One component of one sample on its tokens [S_resp]: a number at the last one, a list from the first on."""
     row = torch.zeros(width)
     if isinstance(value, list):
         row[: len(value)] = torch.tensor(value)
@@ -149,7 +156,12 @@ def place(value: float | list[float] | None, length: int, width: int) -> Tensor:
 
 
 def _by_model(
-    model: nn.Module, kind: str, full_sequence: Tensor, attention_mask: Tensor, response_mask: Tensor, lengths: Sequence[int]
+    model: nn.Module,
+    kind: str,
+    full_sequence: Tensor,
+    attention_mask: Tensor,
+    response_mask: Tensor,
+    lengths: Sequence[int],
 ) -> Tensor:
     if kind == "token_model":
         return score_tokens(model, full_sequence, attention_mask, response_mask)

@@ -6,6 +6,7 @@ another key. Where nothing can be written there, the model is made anew each tim
 
 import contextlib
 import hashlib
+import io
 import os
 import shutil
 import tempfile
@@ -34,7 +35,7 @@ def from_directory(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     """(model, tokenizer) of a directory in Hugging Face form. Raises BadInput when it cannot be read."""
     try:
         model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype, local_files_only=True)
-        # By class where there is a tokenizer.json: the class that `Auto` picks by model type may split text in its own way.
+        # By class where there is a tokenizer.json: what `Auto` picks by model type may split text differently.
         fast = (folder / "tokenizer.json").is_file()
         kind = transformers.PreTrainedTokenizerFast if fast else transformers.AutoTokenizer
         return model, kind.from_pretrained(folder, local_files_only=True)
@@ -53,7 +54,8 @@ def _dequantise(file: Path) -> tuple[Any, Any]:
     place = {"gguf_file": file.name, "local_files_only": True}
     try:
         tokenizer = transformers.PreTrainedTokenizerFast.from_pretrained(file.parent, **place)
-        model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **place)
+        with contextlib.redirect_stderr(io.StringIO()):  # a progress bar that no setting switches off
+            model = transformers.AutoModelForCausalLM.from_pretrained(file.parent, dtype=torch.float32, **place)
     except (OSError, ValueError, KeyError, RuntimeError, IndexError) as error:
         raise BadInput(f"model.path: {file} cannot be read as GGUF: {' '.join(str(error).split())[:300]}") from None
     model.hf_quantizer = None  # the weights are plain floats from here on

@@ -1,0 +1,334 @@
+"""The front door: one function a verb. The only file that knows every room; each is imported when its verb is called."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowledger.flow.errors import BadInput
+
+if TYPE_CHECKING:
+    from flowledger.config.schema import RunConfig
+    from flowledger.ledger.directory import RunDirectory
+    from flowledger.ledger.writer import Writer
+    from flowledger.record.recorder import Recorder
+    from flowledger.run.loop import StepReport
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Follow one RL sample through every stage, and keep one ledger of every tensor.",
+)
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="directory of a run")]
+Json = Annotated[bool, typer.Option("--json", help='{"schema": 1, "verb": …, "run": …, "rows": […]}')]
+
+
+class Language(StrEnum):
+    """Languages of explanations."""
+
+    en = "en"
+    zh = "zh"
+
+
+def main() -> None:
+    """Run a verb. Exit codes: 0 fine, 1 findings, 2 bad input (one clear line each), 130 Ctrl-C."""
+    try:
+        app(standalone_mode=False)
+    except BadInput as error:
+        _complain(str(error))
+    except typer.Exit as leave:
+        sys.exit(leave.exit_code)
+    except typer.Abort:
+        sys.exit(130)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:  # `flowledger show … | head`
+        sys.stderr.close()
+        sys.exit(0)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # a click error: unknown option, missing argument
+            raise
+        _complain(error.format_message())
+
+
+def _complain(text: str) -> None:
+    for line in text.splitlines():
+        print(f"flowledger: {line}", file=sys.stderr)
+    sys.exit(2)
+
+
+# ---------------------------------------------------------------------------------------------------------- run
+
+
+@app.command()
+def run(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml")],
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]…")] = None,
+    out: Annotated[Path | None, typer.Option("-o", metavar="RUN", help="where the run goes; must not exist")] = None,
+    directory: Annotated[Path, typer.Option("--dir", help="parent of runs without -o")] = Path("runs"),
+    name: Annotated[str | None, typer.Option("--name", help="instead of the config's name")] = None,
+    tables: Annotated[bool, typer.Option("--tables", help="end with the ledgers and one sample's passport")] = False,
+    quiet: Annotated[bool, typer.Option("-q", "--quiet", help="no progress bar")] = False,
+) -> None:
+    """Train: the reference loop on this configuration, recorded. Ends with its findings and a report."""
+    from flowledger.config.read import read
+
+    settings = read(config, overrides or [])
+    if settings.record.level == "off":
+        _train(settings, lambda _: None, quiet=quiet)
+        return
+    path = out or _free_path(directory, name or settings.name)
+    _refuse_existing(path)
+    try:
+        _recorded_run(settings, path, quiet)
+    except (BadInput, KeyboardInterrupt):
+        with suppress(BadInput):  # the run's own end is what must be heard
+            _finish(path, tables=False)
+        raise
+    _finish(path, tables=tables)
+
+
+def _recorded_run(settings: "RunConfig", path: Path, quiet: bool) -> None:
+    """Build the world, open the book, attach, train; the book is closed in whatever state the run ends."""
+    from flowledger.ledger import directory, writer
+    from flowledger.record.adapters.loop import PROBES
+    from flowledger.record.attach import attach
+    from flowledger.record.recorder import Recorder
+    from flowledger.run import loop
+
+    with loop.prepared(settings) as world:
+        book = directory.create(path, _manifest(settings, path.name, world.bindings))
+        ink = writer.Writer(book.part("actor", 0), capacity=settings.record.queue_rows)
+        recorder = Recorder(
+            ink, level=settings.record.level, bindings=world.bindings, ops_every=settings.record.ops_every,
+            groups=settings.record.groups, limit=settings.memory.limit_bytes,
+        )  # fmt: skip
+        with _state_of(book, ink, recorder), attach(PROBES, recorder):
+            _steps(settings, loop.train(world), lambda _: _check_ink(ink, path), quiet=quiet)
+
+
+@contextmanager
+def _state_of(book: "RunDirectory", ink: "Writer", recorder: "Recorder") -> Iterator[None]:
+    """Close the book with the state that the run ended in."""
+    state = "crashed"
+    try:
+        yield
+        state = "closed"
+    except KeyboardInterrupt:
+        state = "interrupted"
+        raise
+    finally:
+        ink.close()
+        book.close(state)
+
+
+def _train(settings: "RunConfig", after_step: Callable[["StepReport"], None], *, quiet: bool) -> None:
+    from flowledger.run import loop
+
+    with loop.prepared(settings) as world:
+        _steps(settings, loop.train(world), after_step, quiet=quiet)
+
+
+def _steps(settings: "RunConfig", reports: Iterator["StepReport"], after: Callable[["StepReport"], None], *, quiet: bool) -> None:
+    from flowledger.show.progress import progress
+
+    with progress(settings.name, settings.steps, quiet=quiet) as advance:
+        for report in reports:
+            advance(report.step, report.metrics)
+            after(report)
+
+
+def _check_ink(ink: "Writer", path: Path) -> None:
+    if ink.failure:
+        raise BadInput(f"cannot write to run {path}: {ink.failure.strerror or ink.failure}; what was written stays readable")
+
+
+def _manifest(settings: "RunConfig", name: str, bindings: dict[str, int]) -> Any:
+    from importlib.metadata import PackageNotFoundError, version
+
+    from flowledger.ledger.manifest import Manifest
+
+    versions = {}
+    for package in ("flowledger", "torch", "transformers", "peft", "reasoning-gym"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return Manifest(
+        run=name,
+        level=settings.record.level,
+        config=settings.model_dump(mode="json", by_alias=True),
+        sources=dict(settings._sources),
+        framework=settings.framework,
+        framework_version=versions.get("flowledger"),
+        versions=versions,
+        mesh=settings.mesh.model_dump(),
+        rank_classes={"all": [0]},
+        bindings=bindings,
+    )
+
+
+def _free_path(directory: Path, name: str) -> Path:
+    """The first of name, name-2, name-3 … that is not there."""
+    path, number = directory / name, 1
+    while path.exists():
+        number += 1
+        path = directory / f"{name}-{number}"
+    return path
+
+
+def _refuse_existing(path: Path) -> None:
+    """Say early, before models are loaded, what creating the run would say."""
+    from flowledger.ledger import directory
+
+    directory.check_free(path)
+
+
+def _close_book(path: Path) -> None:
+    """Read the whole ledger once: write the laws' findings, compact, and keep a link to the latest run."""
+    from flowledger.diagnose import laws
+    from flowledger.ledger import compact, directory, reader, writer
+
+    with reader.Ledger(path) as ledger:
+        findings = [*laws.check(ledger), *laws.broken_masks(ledger)]
+    ink = writer.Writer(directory.open_run(path).part("actor", 0))
+    for finding in findings:
+        ink.put(finding)
+    ink.close()
+    if ink.failure is None:
+        compact.compact(path)
+
+
+def _finish(path: Path, *, tables: bool) -> None:
+    """Check, compact and show what was recorded, where anything was."""
+    if (path / "manifest.json").exists():
+        _close_book(path)
+        _conclude(path, tables=tables)
+
+
+def _conclude(path: Path, *, tables: bool) -> None:
+    """What a run ends with: its tables where asked for, its report, its findings and its own cost."""
+    from flowledger.ledger.reader import Ledger
+    from flowledger.show import report, terminal
+
+    screen = terminal.console()
+    with Ledger(path) as ledger:
+        if tables:
+            report.draw(ledger, screen)
+        try:
+            report.write_html(ledger, path / "report.html")
+        except OSError as error:
+            screen.print(f"no report: {error.strerror}")
+        report.conclude(ledger, screen)
+
+
+# ------------------------------------------------------------------------------------------------------- looking
+
+
+@app.command()
+def show(
+    run: RunArgument,
+    table: Annotated[str, typer.Argument(help="shapes, memory, lifetimes, stages, metrics, samples, log, findings")],
+    step: Annotated[int | None, typer.Option(help="one step")] = None,
+    stage: Annotated[str | None, typer.Option(help="one stage")] = None,
+    wide: Annotated[bool, typer.Option("--wide", help="more columns: mask shape, padding, kind, dtype, bytes")] = False,
+    json: Json = False,
+    csv: Annotated[bool, typer.Option("--csv")] = False,
+) -> None:
+    """Print one table of a run."""
+    from flowledger.ledger.reader import Ledger
+    from flowledger.show import plain, tables, terminal
+
+    with Ledger(run) as ledger:
+        made = tables.table(ledger, table, step=step, stage=stage)
+        _warn_torn(ledger)
+    if json:
+        print(plain.table_json(made))
+    elif csv:
+        print(plain.table_csv(made), end="")
+    else:
+        terminal.draw(made, terminal.console(), wide=wide)
+
+
+@app.command()
+def sample(
+    run: RunArgument,
+    sample_id: Annotated[str, typer.Argument(metavar="ID")],
+    json: Json = False,
+    csv: Annotated[bool, typer.Option("--csv", help="the token strip")] = False,
+) -> None:
+    """The passport of one sample: every stage it went through, and its tokens."""
+    from flowledger.ledger.reader import Ledger
+    from flowledger.show import passport, plain, terminal
+
+    with Ledger(run) as ledger:
+        made = passport.passport(ledger, sample_id)
+        name = ledger.run
+    if json:
+        print(passport.passport_json(made, name))
+    elif csv:
+        print(plain.as_csv(list(made.tokens[0]) if made.tokens else [], made.tokens), end="")
+    else:
+        passport.draw(made, terminal.console())
+
+
+@app.command()
+def sql(
+    run: RunArgument,
+    statement: Annotated[str, typer.Argument(metavar="SELECT")],
+    json: Json = False,
+    csv: Annotated[bool, typer.Option("--csv")] = False,
+) -> None:
+    """Ask the ledger of a run in SQL (DuckDB)."""
+    from flowledger.ledger.reader import Ledger
+    from flowledger.show import plain, terminal
+
+    with Ledger(run) as ledger:
+        names, values = ledger.query(statement)
+        rows = [dict(zip(names, row, strict=True)) for row in values]
+        _warn_torn(ledger)
+    if json:
+        print(plain.as_json("sql", ledger.run, rows))
+    elif csv:
+        print(plain.as_csv(names, rows), end="")
+    else:
+        terminal.draw_result(names, values, terminal.console())
+
+
+@app.command()
+def explain(
+    name: Annotated[str, typer.Argument(help="a tensor, stage, symbol, memory kind or metric")],
+    lang: Annotated[Language, typer.Option(help="language")] = Language.en,
+    json: Json = False,
+) -> None:
+    """What a word of the flow means: shapes, mask, lifetime, placement, and the bug that goes with it."""
+    from flowledger.show import explain as explanation
+    from flowledger.show import plain
+
+    if json:
+        print(plain.as_json("explain", "", [explanation.explain_rows(name, lang.value)]))
+    else:
+        print(explanation.explain(name, lang.value))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from flowledger import __version__
+
+    print(__version__)
+
+
+def _warn_torn(ledger: Any) -> None:
+    if ledger.torn:
+        print(f"flowledger: {ledger.torn} torn lines left out (a process was killed while writing)", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""What a run ends with: the three ledgers, the stages, one sample's passport; and the same as one HTML file."""
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from flowledger.ledger.reader import Ledger
+from flowledger.show import passport, tables, terminal
+
+ORDER = ("stages", "shapes", "memory", "lifetimes", "metrics")
+REPORT_WIDTH = 150
+
+
+def draw(ledger: Ledger, screen: Console) -> None:
+    """Every table that a newcomer needs, each under a rule; then the passport of one sample."""
+    last = ledger.rows("SELECT max(step) AS step FROM spans WHERE event <> 'begin'")[0]["step"]
+    for name in ORDER:
+        screen.rule(f"[bold]{name}[/]", align="left")
+        step = None if name in ("metrics", "memory") else last
+        terminal.draw(tables.table(ledger, name, step=step), screen)
+    chosen = telling_sample(ledger)
+    if chosen is not None:
+        screen.rule(f"[bold]sample {chosen}[/]", align="left")
+        passport.draw(passport.passport(ledger, chosen), screen)
+    screen.rule("[bold]findings[/]", align="left")
+    terminal.draw(tables.table(ledger, "findings"), screen)
+
+
+def telling_sample(ledger: Ledger) -> str | None:
+    """The sample that shows most: one whose tokens were recorded, with the largest advantage; else any that was trained on."""
+    rows = ledger.rows(
+        "SELECT s.sample_id FROM samples_merged s LEFT JOIN (SELECT DISTINCT sample_id FROM tokens) t ON s.sample_id = t.sample_id "
+        "WHERE s.source <> 'plan' ORDER BY t.sample_id IS NULL, abs(coalesce(s.advantage, 0)) DESC, s.sample_id LIMIT 1"
+    )
+    return rows[0]["sample_id"] if rows else None
+
+
+def write_html(ledger: Ledger, path: Path) -> None:
+    """The same tables as one file that needs no network. Raises OSError where it cannot be written."""
+    page = Console(record=True, width=REPORT_WIDTH, file=io.StringIO(), highlight=False, force_terminal=True, color_system="truecolor")
+    page.print(f"[bold]flowledger[/] run [bold]{ledger.run}[/]  ({ledger.directory.state})")
+    draw(ledger, page)
+    path.write_text(page.export_html(inline_styles=False), encoding="utf-8")
+
+
+def conclude(ledger: Ledger, screen: Console) -> None:
+    """The findings in a line each where they are not a pass, the recorder's own cost, and where to look next."""
+    findings = ledger.rows("SELECT id, verdict, message, needs FROM findings WHERE source <> 'plan' ORDER BY position, id")
+    for row in findings:
+        if row["verdict"] != "pass":
+            needs = f" (needs {', '.join(row['needs'])})" if row["needs"] else ""
+            screen.print(f"{row['verdict']}: {row['message']}{needs}", markup=False)
+    passed = sum(row["verdict"] == "pass" for row in findings)
+    screen.print(f"{passed} of {len(findings)} laws and checks hold; run {ledger.directory.state}")
+    screen.print(own_cost(ledger))
+    where = ledger.directory.path
+    screen.print(f"look: flowledger show {where} shapes|memory|lifetimes|stages   report: {where / 'report.html'}", markup=False)
+
+
+def own_cost(ledger: Ledger) -> str:
+    """The recorder's own figures: CPU seconds and their share of the steps, rows, bytes, drops."""
+    cost = {
+        row["name"]: row["value"]
+        for row in ledger.rows("SELECT name, max(value) AS value FROM metrics WHERE name LIKE 'recorder/%' GROUP BY name")
+    }
+    seconds = ledger.rows("SELECT sum(seconds) AS s FROM step_seconds WHERE source <> 'plan'")[0]["s"]
+    if not cost or not seconds:
+        return "recorder: no step ended"
+    cpu = cost.get("recorder/cpu_s", 0.0)
+    return (
+        f"recorder: {cpu:.2f} s CPU ({cpu / seconds:.2%} of {seconds:.1f} s), {cost.get('recorder/rows', 0):,.0f} rows, "
+        f"{cost.get('recorder/bytes', 0) / 2**20:.1f} MiB, {cost.get('recorder/dropped', 0):,.0f} dropped"
+    )

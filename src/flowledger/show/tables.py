@@ -1,0 +1,212 @@
+"""The tables that `show` prints, as data: which view, which columns, what they are called. No drawing here.
+
+A table's rows carry the ledger's own column names, so that JSON, CSV and terminal say the same.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from flowledger.flow.errors import BadInput, nearest
+from flowledger.flow.stages import stage as known_stage
+from flowledger.ledger.reader import Ledger
+from flowledger.show.estimates import estimates
+
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its name in the ledger, its title, and how a terminal writes its values."""
+
+    name: str
+    title: str = ""
+    form: str = "text"  # text, shape, bytes, count, number, percent, seconds, milliseconds, flag
+    wide: bool = False  # only with --wide (JSON and CSV always have it)
+
+    @property
+    def heading(self) -> str:
+        return self.title or self.name.replace("_", " ")
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """What one `show` prints: rows, their columns, and what is said beneath them."""
+
+    name: str
+    run: str
+    columns: tuple[Column, ...]
+    rows: Rows
+    section: str | None = None  # the column whose changes part the rows in a terminal
+    summary: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Where a table comes from. `{step}` in the view is the step asked for, or NULL."""
+
+    view: str
+    columns: tuple[Column, ...]
+    section: str | None = None
+    has_step: bool = True
+    has_stage: bool = True
+
+
+_KINDS = ("param", "grad", "optimizer", "activation", "kv_cache", "comm_buffer", "temporary", "batch", "residue")
+_SHORT = {
+    "optimizer": "optim",
+    "activation": "activ",
+    "kv_cache": "kv",
+    "comm_buffer": "comm",
+    "temporary": "temp",
+    "residue": "resid",
+}
+
+# shapes has the eight columns of a shape ledger, log the thirteen fields of a record.
+TABLES: dict[str, Spec] = {
+    "shapes": Spec(
+        "SELECT *, stage || coalesce('/' || phase, '') AS place FROM shapes_at({step})",
+        (
+            Column("stage"), Column("tensor_name", "tensor"), Column("logical_shape", form="shape"),
+            Column("local_shape", "local shard shape", "shape"), Column("mask", "mask / broadcast"),
+            Column("owner_rank"),
+            Column("lifetime"), Column("common_bug"),
+            Column("phase", wide=True), Column("role", wide=True), Column("dims", wide=True),
+            Column("broadcast", wide=True),
+            Column("access", wide=True), Column("mask_shape", form="shape", wide=True),
+            Column("mask_fits", form="flag", wide=True), Column("mask_ratio", form="percent", wide=True),
+            Column("padding", wide=True), Column("kind", wide=True), Column("dtype", wide=True),
+            Column("bytes", form="bytes", wide=True), Column("logical_shape_min", wide=True),
+            Column("local_shape_min", wide=True),
+            Column("mask_shape_min", wide=True), Column("owner", wide=True), Column("layers", form="count", wide=True),
+            Column("ranks", form="count", wide=True), Column("accesses", form="count", wide=True),
+            Column("common_bug_zh", wide=True),
+        ),
+        section="place", has_step=False,
+    ),
+    "memory": Spec(
+        "FROM memory_by_stage",
+        (
+            Column("step", form="count"), Column("stage"), Column("instant"),
+            *(Column(kind, _SHORT.get(kind, kind), "bytes") for kind in _KINDS),
+            Column("allocated", "alloc", "bytes"), Column("reserved", "resv", "bytes"),
+            Column("fragmentation", "frag", "percent"),
+            Column("phase", wide=True), Column("rank", form="count", wide=True),
+            Column("micro_batch", form="count", wide=True),
+            Column("peak_since_stage", "peak", "bytes", wide=True), Column("device_used", form="bytes", wide=True),
+            Column("host_used", form="bytes", wide=True), Column("limit", form="bytes", wide=True),
+        ),
+        section="step",
+    ),
+    "lifetimes": Spec(
+        "FROM lifetimes_at({step})",
+        (
+            Column("born_at", "made in"), Column("tensor_name", "tensor"), Column("readers", "read by"),
+            Column("freed_at", "freed in"),
+            Column("declared_freed_by", "declared"), Column("lifetime"), Column("bytes", form="bytes"),
+            Column("storages", "times", "count"), Column("outlives", form="flag"), Column("holder"),
+            Column("last_read_at", "last read", wide=True), Column("kind", wide=True), Column("role", wide=True),
+            Column("total_bytes", form="bytes", wide=True), Column("alive_ms", "alive", "milliseconds", wide=True),
+            Column("first_step", form="count", wide=True), Column("last_step", form="count", wide=True),
+        ),
+        section="born_at", has_step=False, has_stage=False,
+    ),
+    "stages": Spec(
+        "FROM stages",
+        (
+            Column("step", form="count"), Column("stage"), Column("seconds", "time", "seconds"),
+            Column("share", form="percent"),
+            Column("tokens_logical", "logical tokens", "count"), Column("tokens_valid", "valid", "count"),
+            Column("tokens_computed", "computed", "count"), Column("tokens_per_s", "valid/s", "number"),
+            Column("peak_bytes", "peak", "bytes"), Column("role", wide=True), Column("calls", form="count", wide=True),
+            Column("open_calls", "never ended", "count", wide=True),
+        ),
+        section="step",
+    ),
+    "metrics": Spec(
+        "FROM metrics_by_step",
+        (
+            Column("step", form="count"), Column("name"), Column("value", form="number"), Column("special"),
+            Column("raw_name", wide=True), Column("recomputed", form="flag", wide=True),
+        ),
+        section="step", has_stage=False,
+    ),
+    "samples": Spec(
+        "FROM samples_merged",
+        (
+            Column("step", form="count"), Column("group_id", "group"), Column("sample_id", "sample"),
+            Column("prompt_length", "prompt", "count"), Column("response_length", "response", "count"),
+            Column("finish_reason", "finish"), Column("reward", form="number"), Column("advantage", form="number"),
+            Column("trained", form="trained"), Column("dropped_reason", "dropped"),
+            Column("rewards", form="map", wide=True),
+            Column("versions", wide=True), Column("attempt", form="count", wide=True),
+        ),
+        section="step", has_stage=False,
+    ),
+    "log": Spec(
+        "FROM log_rows ORDER BY process, t_ns, seq",
+        (
+            Column("stage"), Column("rank", form="count"), Column("tensor_name"), Column("logical_shape", form="shape"),
+            Column("local_shape", form="shape"), Column("dtype"), Column("numel", form="count"),
+            Column("bytes", form="bytes"),
+            Column("mask_ratio", form="percent"), Column("lifetime"), Column("comm_type"),
+            Column("latency_ms", form="milliseconds"), Column("owner"),
+        ),
+    ),
+    "findings": Spec(
+        "FROM findings_view",
+        (
+            Column("verdict"), Column("id"), Column("message"), Column("next_step"), Column("stage", wide=True),
+            Column("step", form="count", wide=True), Column("severity", wide=True), Column("order", wide=True),
+            Column("position", form="count", wide=True), Column("scope", wide=True), Column("evidence", wide=True),
+            Column("needs", wide=True), Column("fix", form="map", wide=True),
+            Column("confidence", form="number", wide=True),
+        ),
+    ),
+}  # fmt: skip
+
+
+def table(ledger: Ledger, name: str, *, step: int | None = None, stage: str | None = None) -> Table:
+    """One table of a run. Raises BadInput for an unknown table or stage, or a step that the run does not have."""
+    if name not in TABLES:
+        raise BadInput(f"no table is called {name!r}; there are {', '.join(TABLES)}{nearest(name, TABLES)}")
+    spec = TABLES[name]
+    if stage is not None:
+        known_stage(stage)
+        if not spec.has_stage:
+            raise BadInput(f"--stage does not apply to {name}: its rows span stages; leave it out")
+    if step is not None:
+        _check_step(ledger, step)
+    rows = _shown_source(ledger.rows(*_query(spec, step, stage)))
+    summary = _memory_summary(ledger, step) if name == "memory" else {}
+    return Table(name, ledger.run, spec.columns, rows, spec.section, summary)
+
+
+def _query(spec: Spec, step: int | None, stage: str | None) -> tuple[str, list[Any]]:
+    view = spec.view.format(step="NULL" if step is None else int(step))
+    conditions = {"step = ?": step if spec.has_step else None, "stage = ?": stage}
+    used = {text: value for text, value in conditions.items() if value is not None}
+    where = f" WHERE {' AND '.join(used)}" if used else ""
+    return f"FROM ({view}){where}", list(used.values())
+
+
+def _shown_source(rows: Rows) -> Rows:
+    """What happened, where something did; otherwise what was planned."""
+    seen = [row for row in rows if row["source"] != "plan"]
+    return seen or rows
+
+
+def _check_step(ledger: Ledger, step: int) -> None:
+    tables = " UNION ".join(f"SELECT step FROM {name}" for name in ("spans", "metrics", "tensors", "memory", "samples"))
+    found = [row["step"] for row in ledger.rows(f"FROM ({tables}) WHERE step IS NOT NULL ORDER BY step")]
+    if step not in found:
+        there = f"it has steps {found[0]} to {found[-1]}" if found else "it has no steps yet"
+        raise BadInput(f"run {ledger.run} has no step {step}; {there}")
+
+
+def _memory_summary(ledger: Ledger, step: int | None) -> dict[str, Any]:
+    """The run's highest peak with what it was made of, and the rough estimates beside what was measured."""
+    peaks = _shown_source(ledger.rows("FROM peaks WHERE ?::BIGINT IS NULL OR step = ?", [step, step]))
+    if not peaks:
+        return {}
+    highest = max(peaks, key=lambda row: (row["peak"], row["known"] is not None))
+    return {"peak": highest, "estimates": estimates(ledger, peaks)}

@@ -1,0 +1,265 @@
+"""Tables drawn for a terminal: readable at 100 columns, grouped, with what matters beneath."""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from flowledger.show.tables import Column, Table
+from flowledger.show.words import ABSENT, NUMERIC, human_bytes, human_number, human_shape, written
+
+PIPED_WIDTH = 160  # columns where nobody looks: a file, a pipe
+ROOMY = 150  # from this width on, long sentences stand in the table itself
+MOST_ROWS = 400
+MOST_STEPS = 3  # sections of a step, unless a step is asked for
+WRAPPED = frozenset({
+    ("shapes", "logical_shape"), ("shapes", "common_bug"), ("lifetimes", "readers"), ("findings", "message"),
+    ("findings", "next_step"),
+})  # fmt: skip
+BARS = "▁▂▃▄▅▆▇█"
+
+Row = Mapping[str, Any]
+
+
+def console() -> Console:
+    """Standard output; a pipe is given a width at which tables do not wrap."""
+    screen = Console(highlight=False)
+    if not screen.is_terminal and "COLUMNS" not in os.environ:
+        screen = Console(highlight=False, width=PIPED_WIDTH)
+    return screen
+
+
+def draw(table: Table, screen: Console, *, wide: bool = False) -> None:
+    """Print one table."""
+    if not table.rows:
+        screen.print(f"{table.name}: nothing recorded", style="dim")
+        return
+    if table.name == "metrics":
+        _draw_metrics(table, screen)
+        return
+    rows = _latest_steps(table)
+    columns = _columns(table, rows, screen, wide)
+    grid = _grid(table, columns, rows[:MOST_ROWS], narrow=screen.width < ROOMY)
+    _fill(grid, table, columns, rows[:MOST_ROWS], screen)
+    screen.print(grid)
+    if len(rows) < len(table.rows):
+        screen.print(f"earlier steps are left out; --step N shows one, --json all {len(table.rows)} rows", style="dim")
+    if len(rows) > MOST_ROWS:
+        screen.print(
+            f"{len(rows) - MOST_ROWS} more rows; --step N or --stage NAME narrows, --csv gives all", style="dim"
+        )
+    if beneath := BENEATH.get(table.name):
+        beneath(table, screen)
+
+
+def draw_result(names: Sequence[str], rows: Sequence[Sequence[Any]], screen: Console) -> None:
+    """Print what a query gave; text from a run is printed as it is, never read as markup."""
+    grid = Grid(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
+    for name in names:
+        grid.add_column(Text(name))
+    for row in rows[:MOST_ROWS]:
+        grid.add_row(*(Text(ABSENT if value is None else str(value)) for value in row))
+    screen.print(grid)
+    if len(rows) > MOST_ROWS:
+        screen.print(f"{len(rows) - MOST_ROWS} more rows; --csv or --json has all", style="dim")
+
+
+def _latest_steps(table: Table) -> list[Any]:
+    if table.section != "step":
+        return table.rows
+    kept = sorted({row["step"] for row in table.rows if row["step"] is not None})[-MOST_STEPS:]
+    return [row for row in table.rows if row["step"] in kept or row["step"] is None]
+
+
+def _columns(table: Table, rows: list[Any], screen: Console, wide: bool) -> list[Column]:
+    """The columns that a terminal of this width gets: the sections' column and empty wide ones take no room."""
+    hidden = {table.section} | ({"stage"} if table.section == "place" else set())
+    if table.name == "shapes" and (wide or screen.width < ROOMY):
+        hidden.add("common_bug")  # written beneath instead
+    hidden |= {
+        "phase",
+        "dims",
+        "broadcast",
+        "common_bug_zh",
+        "holder",
+        "declared_freed_by",
+        "outlives",
+        "ranks",
+        "accesses",
+    } | {column.name for column in table.columns if column.name.endswith("_min")}
+    shown = [column for column in table.columns if column.name not in hidden and (wide or not column.wide)]
+    return [c for c in shown if not c.wide or any(row.get(c.name) is not None for row in rows)]
+
+
+def _grid(table: Table, columns: list[Column], rows: list[Any], *, narrow: bool) -> Grid:
+    """Numbers are never cut, sentences wrap, names are cut last."""
+    grid = Grid(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
+    for column in columns:
+        long = (table.name, column.name) in WRAPPED
+        number = column.form in NUMERIC
+        whole = number or (table.name == "log" and column.form == "shape")
+        grid.add_column(
+            _heading(table, column, narrow=narrow),
+            justify="right" if number else "left",
+            no_wrap=not long,
+            overflow="fold" if long else "ellipsis",
+            min_width=18 if long else _longest(column, rows) if whole else None,
+        )
+    return grid
+
+
+def _longest(column: Column, rows: list[Any]) -> int:
+    return max(len(written(row.get(column.name), column.form)) for row in rows)
+
+
+def _heading(table: Table, column: Column, *, narrow: bool) -> str:
+    """Sections by stage stand in the first column, so it is named for both."""
+    text = f"stage / {column.heading}" if table.section == "place" and column.name == "tensor_name" else column.heading
+    return text if not narrow or column.name == "tensor_name" else text.replace(" / ", "/\n").replace(" ", "\n")
+
+
+def _fill(grid: Grid, table: Table, columns: list[Column], rows: list[Any], screen: Console) -> None:
+    section: Any = object()
+    for row in rows:
+        if table.section and row[table.section] != section:
+            section = row[table.section]
+            if table.rows[0] is not row:
+                grid.add_section()
+            label = f"step {section}" if table.section == "step" else str(section or "(outside a stage)")
+            grid.add_row(Text(label, style="bold cyan"), *[""] * (len(columns) - 1))
+        grid.add_row(*(_cell(table, column, row) for column in columns))
+
+
+def _cell(table: Table, column: Column, row: Row) -> Text:
+    special = CELLS.get((table.name, column.name))
+    text = special(row) if special else Text(written(row.get(column.name), column.form))
+    if text.plain == ABSENT:
+        text.stylize("dim")
+    return text
+
+
+def _logical(row: Row) -> Text:
+    """Symbols, then numbers."""
+    shape = row["logical_shape"]
+    numbers = human_shape(shape, row["logical_shape_min"]) if shape is not None else ABSENT
+    return Text.assemble(f"[{row['dims']}]\n", (numbers, "green")) if row["dims"] is not None else Text(numbers)
+
+
+def _local(row: Row) -> Text:
+    return Text(ABSENT if row["local_shape"] is None else human_shape(row["local_shape"], row["local_shape_min"]))
+
+
+def _mask(row: Row) -> Text:
+    parts = [row["mask"] or "", f"→ {row['broadcast']}" if row["broadcast"] else ""]
+    text = Text(" ".join(part for part in parts if part) or ABSENT)
+    if row["mask_fits"] is False:
+        text.append(" does not fit", style="bold red")
+    return text
+
+
+def _freed(row: Row) -> Text:
+    """Where it was freed; where that was later than declared, or never, by whom it is held."""
+    text = Text(row["freed_at"] or ("stays" if row["lifetime"] == "persistent" else ABSENT))
+    if row["outlives"]:
+        text.append(f" held by {row['holder']}" if row["holder"] else "", style="red")
+        text.append(f" (due {row['declared_freed_by']})", style="red")
+    return text
+
+
+def _tensor(row: Row) -> Text:
+    return Text(row["tensor_name"]) if row["tensor_name"] else Text(f"({row['kind'] or 'unnamed'})", style="dim")
+
+
+def _verdict(row: Row) -> Text:
+    colour = {"fail": "bold red", "warn": "yellow", "pass": "green"}.get(row["verdict"], "dim")
+    return Text(row["verdict"], style=colour)
+
+
+CELLS: dict[tuple[str, str], Callable[[Row], Text]] = {
+    ("shapes", "logical_shape"): _logical,
+    ("shapes", "local_shape"): _local,
+    ("shapes", "mask"): _mask,
+    ("lifetimes", "freed_at"): _freed,
+    ("lifetimes", "tensor_name"): _tensor,
+    ("findings", "verdict"): _verdict,
+}
+
+
+def _common_bugs(table: Table, screen: Console) -> None:
+    grid = Grid(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    grid.add_column("tensor", no_wrap=True)
+    grid.add_column("common bug")
+    for name, bug in {row["tensor_name"]: row["common_bug"] for row in table.rows if row["common_bug"]}.items():
+        grid.add_row(name, bug)
+    screen.print(grid)
+
+
+def _peak_and_estimates(table: Table, screen: Console) -> None:
+    peak = table.summary.get("peak")
+    if not peak:
+        return
+    place = f"{peak['stage'] or 'outside a stage'}" + (f"/{peak['phase']}" if peak["phase"] else "")
+    at = "".join(
+        f", {name.replace('_', '-')} {peak[name]}" for name in ("mini_batch", "micro_batch") if peak[name] is not None
+    )
+    screen.print(
+        f"[bold]peak[/bold] {human_bytes(peak['peak'])} in {place}, step {peak['step']}{at} "
+        f"(instant: {peak['instant']})"
+    )
+    kinds = ("param", "grad", "optimizer", "activation", "kv_cache", "comm_buffer", "temporary", "batch", "residue")
+    made = sorted(((peak[kind], kind) for kind in kinds if peak[kind]), reverse=True)
+    if made:
+        screen.print(
+            "made of " + ", ".join(f"{kind} {human_bytes(size)} ({size / peak['peak']:.0%})" for size, kind in made)
+        )
+    if peak["reserved"]:
+        spare = human_bytes(peak["reserved"] - peak["allocated"])
+        screen.print(f"reserved {human_bytes(peak['reserved'])}, of which {spare} were not allocated then")
+    grid = Grid(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for heading in ("rough estimate", "estimate", "measured", "deviation"):
+        grid.add_column(heading, justify="left" if heading == "rough estimate" else "right")
+    for row in table.summary["estimates"]:
+        lacks = f"  [dim]skipped: needs {', '.join(row['needs'])}[/dim]" if row["needs"] else ""
+        deviation = ABSENT if row["deviation"] is None else f"{row['deviation']:+.0%}"
+        grid.add_row(
+            f"{row['name']} ≈ {row['formula']}{lacks}",
+            written(row["estimate"], "bytes"),
+            written(row["measured"], "bytes"),
+            deviation,
+        )
+    screen.print(grid)
+
+
+BENEATH: dict[str, Callable[[Table, Console], None]] = {"shapes": _common_bugs, "memory": _peak_and_estimates}
+
+
+def _draw_metrics(table: Table, screen: Console) -> None:
+    """One line a metric: how it went over the steps."""
+    series: dict[str, list[Row]] = {}
+    for row in table.rows:
+        series.setdefault(row["name"], []).append(row)
+    grid = Grid(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
+    for heading in ("metric", "steps", "first", "last", "min", "max", "course"):
+        grid.add_column(heading, justify="left" if heading in ("metric", "course") else "right", no_wrap=True)
+    for name, rows in sorted(series.items()):
+        values = [row["value"] for row in rows if row["value"] is not None]
+        ends = [row["special"] or written(row["value"], "number") for row in (rows[0], rows[-1])]
+        extremes = [human_number(min(values)), human_number(max(values))] if values else [ABSENT, ABSENT]
+        grid.add_row(name, str(len(rows)), *ends, *extremes, spark([row["value"] for row in rows]))
+    screen.print(grid)
+
+
+def spark(values: list[float | None], width: int = 24) -> str:
+    """A line of bars, low to high; `×` where there was no finite number. Long series show their last values."""
+    values = values[-width:]
+    seen = [value for value in values if value is not None]
+    if not seen:
+        return "×" * len(values)
+    low, span = min(seen), max(seen) - min(seen)
+    return "".join(
+        "×" if v is None else BARS[int((v - low) / span * (len(BARS) - 1))] if span else BARS[0] for v in values
+    )

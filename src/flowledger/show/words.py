@@ -1,0 +1,84 @@
+"""How one value is written for people: bytes, shapes, times, flags. Absent is a dim dot."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+ABSENT = "·"
+
+
+def human_bytes(value: float) -> str:
+    """At most five characters: 523, 4.0K, 118M, 1.2G (powers of 1024)."""
+    sign, size = ("-" if value < 0 else ""), abs(value)
+    for unit in ("", "K", "M", "G", "T"):
+        if size < 999.5 or unit == "T":
+            break
+        size /= 1024
+    return f"{sign}{size:.0f}{unit}" if not unit or size >= 9.95 else f"{sign}{size:.1f}{unit}"
+
+
+def human_count(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def human_number(value: float) -> str:
+    """Four significant digits, without an exponent where that is short."""
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.0f}" if value == int(value) and abs(value) < 1e6 else f"{value:.4g}"
+
+
+def human_seconds(value: float) -> str:
+    return f"{value:.1f} s" if value >= 10 else f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+
+
+def human_shape(shape: Sequence[int], smallest: Sequence[int] | None = None) -> str:
+    """`[4, 3]`, or `[4, 2..3]` where a dim varied."""
+    low = smallest if smallest and len(smallest) == len(shape) else shape
+    dims = (f"{a}..{b}" if a != b else str(b) for a, b in zip(low, shape, strict=True))
+    return f"[{', '.join(dims)}]"
+
+
+def human_trained(slices: Sequence[Mapping[str, int]]) -> str:
+    """`e0 m1 µ2`: epoch, mini-batch, micro-batch; of several the first, and how many."""
+    if not slices:
+        return "no"
+    first = slices[0]
+    more = f" +{len(slices) - 1}" if len(slices) > 1 else ""
+    return f"e{first['epoch']} m{first['mini_batch']} µ{first['micro_batch']}{more}"
+
+
+def human_map(pairs: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{key} {human_number(value) if isinstance(value, float) else value}" for key, value in pairs.items()
+    )
+
+
+def visible(text: str) -> str:
+    """A token's text on one line: blanks and control characters shown, not obeyed."""
+    shown = text.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣")
+    return "".join(char if char.isprintable() else "�" for char in shown)
+
+
+FORMS: dict[str, Callable[[Any], str]] = {
+    "bytes": human_bytes,
+    "count": human_count,
+    "number": human_number,
+    "percent": lambda value: f"{value:.0%}" if abs(value) >= 0.0995 or value == 0 else f"{value:.1%}",
+    "seconds": human_seconds,
+    "milliseconds": lambda value: human_seconds(value / 1e3),
+    "shape": human_shape,
+    "flag": lambda value: "yes" if value else "no",
+    "trained": human_trained,
+    "map": human_map,
+}
+NUMERIC = frozenset({"bytes", "count", "number", "percent", "seconds", "milliseconds"})
+
+
+def written(value: Any, form: str) -> str:
+    """One cell."""
+    if value is None:
+        return ABSENT
+    if form in FORMS:
+        return FORMS[form](value)
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,178 @@
+"""Settings come from a file and the command line, each remembers where from, and each fault is one clear line."""
+
+from pathlib import Path
+
+import pytest
+
+from flowledger.config.read import read
+from flowledger.flow.errors import BadInput
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.fixture
+def written(tmp_path):
+    """A function that writes a file and returns its path."""
+
+    def write(text: str) -> Path:
+        path = tmp_path / "a.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def faults(path, *overrides: str) -> list[str]:
+    """The lines of complaint, with the file's folder taken off."""
+    with pytest.raises(BadInput) as caught:
+        read(path, overrides)
+    folder = "" if path is None else f"{Path(path).parent}/"
+    return [line.replace(folder, "") for line in str(caught.value).splitlines()]
+
+
+def test_values_are_read_and_each_knows_its_line(written):
+    path = written("data:\n  task: chain_sum\nsteps: 7\noptim:\n  lr: 1e-4\n")
+    config = read(path, ["seed=3"])
+    assert (config.steps, config.seed, config.optim.lr) == (7, 3, 1e-4)
+    assert config.source_of("steps") == f"{path}:3"
+    assert config.source_of("optim.lr") == f"{path}:5"
+    assert config.source_of("seed") == "command line"
+    assert config.source_of("rollout.temperature").startswith("default@")
+
+
+def test_a_default_inside_a_section_of_the_file_still_counts_as_a_default(written):
+    config = read(written("data: {task: x}\noptim:\n  lr: 0.1\n"))
+    assert config.source_of("optim.eps").startswith("default@")
+
+
+def test_the_command_line_wins_over_the_file_and_takes_over_its_source(written):
+    config = read(written("data: {task: x}\nsteps: 7\n"), ["steps=2"])
+    assert (config.steps, config.source_of("steps")) == (2, "command line")
+
+
+def test_an_override_replaces_a_whole_section(written):
+    path = written("data: {task: x}\nref: {path: start}\ncheckpoint: {every_steps: 2}\n")
+    config = read(path, ["ref=null", "checkpoint.every_steps=5", "critic={}"])
+    assert config.ref is None and config.checkpoint.every_steps == 5 and config.critic is not None
+    assert config.source_of("ref") == "command line"
+
+
+def test_overrides_alone_make_a_configuration():
+    config = read(None, ["data.task=chain_sum", "rollout.stop_token_ids=[1, 2]", "ref.path=start"])
+    assert config.data.task == "chain_sum" and config.rollout.stop_token_ids == (1, 2) and config.ref is not None
+
+
+def test_an_item_of_a_list_can_be_overridden(written):
+    path = written("data: {task: x}\nreward: {components: [{name: a, kind: task}]}\n")
+    assert read(path, ["reward.components.0.weight=2"]).reward.components[0].weight == 2.0
+    assert faults(path, "reward.components.3.weight=2")[0].endswith("is a list of 1; name an item from 0")
+
+
+@pytest.mark.parametrize(("text", "value"), [("1e-5", 1e-5), ("1E3", 1000.0), ("-2e0", -2.0), ("0.5", 0.5)])
+def test_numbers_with_an_exponent_are_numbers(text, value):
+    assert read(None, ["data.task=x", f"algorithm.entropy_coef={text}"]).algorithm.entropy_coef == value
+    assert read(None, ["data.task=x", f"data.task_options={{p: {text}}}"]).data.task_options == {"p": value}
+
+
+def test_paths_in_a_file_are_looked_for_beside_it_first(written, tmp_path):
+    (tmp_path / "prompts.jsonl").write_text("")
+    (tmp_path / "rewards.py").write_text("")
+    path = written(
+        "data: {path: prompts.jsonl}\nmodel: {path: tiny}\n"
+        "reward: {components: [{name: a, kind: function, path: 'rewards.py:f'},"
+        " {name: b, kind: function, path: 'elsewhere.py:f'}, {name: c, kind: function, path: 'package.module:f'}]}\n"
+    )
+    config = read(path)
+    assert config.data.path == str(tmp_path / "prompts.jsonl")
+    assert config.model.path == "tiny"
+    assert [part.path for part in config.reward.components] == [
+        f"{tmp_path / 'rewards.py'}:f",
+        "elsewhere.py:f",
+        "package.module:f",
+    ]
+
+
+def test_paths_on_the_command_line_are_relative_to_where_one_stands(written, tmp_path):
+    (tmp_path / "prompts.jsonl").write_text("")
+    path = written("data: {task: x}\nreward: {components: [{name: a, kind: math_verify}]}\n")
+    assert read(path, ["data.task=null", "data.path=prompts.jsonl"]).data.path == "prompts.jsonl"
+
+
+def test_the_example_is_valid_and_points_beside_itself():
+    config = read(EXAMPLES / "tiny.yaml", ["steps=3"])
+    assert (config.steps, config.algorithm.kl_coef, config.record.level) == (3, 0.04, "tensors")
+    assert config.ref is not None
+    assert Path(config.data.path).name == "classes.jsonl"
+
+
+FAULTS = [
+    ("data: {task: x}\nactor:\n  epoch: 2\n", "a.yaml:3: unknown key actor.epoch; did you mean actor.epochs?"),
+    ("data: {task: x}\nlr: 1\n", "a.yaml:2: unknown key lr; did you mean critic.lr or optim.lr?"),
+    ("data: {task: x}\nmesh: {zz: 1}\n", "a.yaml:2: unknown key mesh.zz; mesh has dp, tp, pp, sp, cp, ep"),
+    ("data: {task: x}\nasynk: {}\n", "a.yaml:2: unknown key asynk; did you mean async?"),
+    ("data: {task: x}\nsteps: 0\n", "a.yaml:2: steps = 0 should be greater than or equal to 1; use 1"),
+    ("data: {task: x}\nsteps: yes\n", "a.yaml:2: steps = true should be a number"),
+    ("data: {task: x}\nsteps: ten\n", "a.yaml:2: steps = 'ten' should be a valid integer"),
+    ("data: {task: x}\nmodel:\n  dtype: float16\n", "did you mean bfloat16?"),
+    ("data: {task: x}\nmodel:\n", "a.yaml:2: model = null should be a section of keys, or left out"),
+    ("data: {task: x, path: y}\n", "a.yaml:1: give exactly one of data.task"),
+    ("steps: 1\n", "a.yaml: data is missing (Where prompts come from"),
+    (
+        "data: {task: x}\nactor:\n  mini_batch_prompts: 3\n",
+        "a.yaml:3: actor.mini_batch_prompts = 3 does not divide data.prompts_per_step = 4",
+    ),
+    ("data: {task: x}\nalgorithm:\n  kl_coef: 0.1\n", "a.yaml:3: algorithm.kl_coef = 0.1 needs a reference policy"),
+    ("data: {task: x\nsteps: 1\n", "a.yaml:2: malformed YAML"),
+    ("a: 1\na: 2\n", "a.yaml:2: a is given twice (first in line 1)"),
+    ("x: &here [*here]\n", "contains itself"),
+    ("- a\n- b\n", "a.yaml:1: expected `key: value` lines, found a list"),
+    ("1: 2\ndata: {task: x}\n", "a.yaml:1: key 1 should be a word"),
+    ("", "a.yaml is empty"),
+    ("# only a comment\n", "a.yaml is empty"),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), FAULTS)
+def test_a_fault_is_one_line_with_place_key_value_and_rule(written, text, expected):
+    lines = faults(written(text))
+    assert len(lines) == 1
+    assert expected in lines[0]
+
+
+OVERRIDE_FAULTS = [
+    ("steps", "command line: 'steps' is no setting; write key=value"),
+    ("=3", "is no setting"),
+    ("a..b=3", "is no setting"),
+    ("steps=[1", "command line: malformed YAML"),
+    ("seed.x=1", "command line: 'seed.x=1': seed is the value 5, not a section"),
+    ("data.tsk=x", "command line: unknown key data.tsk; did you mean data.task?"),
+    ("steps={a: 1}", "command line: steps = {'a': 1} should be a valid integer"),
+]
+
+
+@pytest.mark.parametrize(("override", "expected"), OVERRIDE_FAULTS)
+def test_a_fault_on_the_command_line_says_so(written, override, expected):
+    (line,) = faults(written("data: {task: x}\nseed: 5\n"), override)
+    assert expected in line
+
+
+def test_several_faults_are_several_lines(written):
+    lines = faults(written("data: {task: x}\nsteps: 0\nfoo: 1\noptim:\n  lr: -1\n"))
+    assert len(lines) == 3
+    assert {line.split(":")[1] for line in lines} == {"2", "3", "5"}
+
+
+def test_a_file_that_is_not_there_is_named_with_the_nearest(tmp_path):
+    (tmp_path / "tiny.yaml").write_text("data: {task: x}\n")
+    assert faults(tmp_path / "tinny.yaml") == ["tinny.yaml: no such file; did you mean tiny.yaml?"]
+
+
+def test_a_directory_and_a_binary_are_no_configuration(tmp_path):
+    assert faults(tmp_path)[0].endswith("is a directory; give a .yaml file")
+    (tmp_path / "b.yaml").write_bytes(b"\xff\xfe\x00")
+    assert "not a text file in UTF-8" in faults(tmp_path / "b.yaml")[0]
+
+
+def test_foreign_keys_keep_their_dots_and_types(written):
+    config = read(written("data: {task: x}\nraw: {actor.lr: 1, deep: {3: [true, null]}}\n"))
+    assert config.raw == {"actor.lr": 1, "deep": {3: [True, None]}}

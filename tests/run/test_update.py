@@ -1,0 +1,98 @@
+"""The update: the split into micro-batches never changes the gradient, and what is not finite is named."""
+
+import pytest
+import torch
+from flowledger.config.schema import AGGREGATIONS, Model, Tiny
+from flowledger.flow.errors import BadInput
+from flowledger.run import forward, models, update
+from flowledger.run.batching import MiniBatch
+from tests.run.worlds import config
+
+TINY = Model(tiny=Tiny(hidden_size=32, layers=2, heads=4, kv_heads=2, ffn_size=48))
+
+
+@pytest.fixture(scope="module")
+def policy() -> models.Policy:
+    made = models.load_policy(TINY, seed=0)
+    forward.use_segments(made.model)
+    return made
+
+
+def columns(vocabulary: int) -> dict[str, torch.Tensor]:
+    """Six samples with responses of 1..6 tokens."""
+    random = torch.Generator().manual_seed(3)
+    lengths = torch.tensor([1, 2, 3, 4, 5, 6])
+    response = (torch.arange(6) < lengths[:, None]).long()
+    attention = torch.cat([torch.ones(6, 3, dtype=torch.long), response], 1)
+    return {
+        "full_sequence": torch.randint(0, vocabulary, (6, 9), generator=random),
+        "attention_mask": attention,
+        "position_ids": (attention.cumsum(1) - 1).clamp(min=0),
+        "response_mask": response,
+        "loss_mask": response,
+        "old_log_prob": -5 + torch.randn(6, 6, generator=random),
+        "ref_log_prob": -5 + torch.randn(6, 6, generator=random),
+        "advantages": torch.randn(6, 1, generator=random) * response,
+        "sample_id": torch.arange(6),
+    }
+
+
+def gradient(policy: models.Policy, aggregation: str, micro_batches: tuple[tuple[int, ...], ...]) -> dict[str, torch.Tensor]:
+    settings = config(
+        algorithm={"loss_aggregation": aggregation, "kl_coef": 0.1, "entropy_coef": 0.01}, ref={"path": "start"}
+    )
+    found: dict[str, torch.Tensor] = {}
+
+    class Still(torch.optim.SGD):
+        def step(self, closure: object = None) -> None:  # type: ignore[override]
+            found.update({n: p.grad.clone() for n, p in policy.model.named_parameters()})
+
+    update.mini_batch(
+        model=policy.model, optimizer=Still(policy.model.parameters(), lr=0.0), config=settings.model_copy(
+            update={"actor": settings.actor.model_copy(update={"grad_clip": 1e9})}
+        ), batch=MiniBatch(samples=tuple(range(6)), micro_batches=micro_batches), columns=columns(policy.sizes["V"]),
+        sums=update.Sums(),
+    )  # fmt: skip
+    return found
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize("split", [((0, 1, 2), (3, 4, 5)), ((5,), (0, 4), (1, 2, 3)), tuple((i,) for i in range(6))])
+def test_the_split_into_micro_batches_never_changes_the_gradient(policy, aggregation: str, split) -> None:
+    whole = gradient(policy, aggregation, ((0, 1, 2, 3, 4, 5),))
+    parts = gradient(policy, aggregation, split)
+    for name, want in whole.items():
+        assert float((parts[name] - want).abs().max()) <= 1e-5 * float(want.abs().max()), name
+
+
+def test_a_normaliser_of_the_micro_batch_would_be_caught_by_that_test(policy) -> None:
+    whole = gradient(policy, "token-mean", ((0, 1, 2, 3, 4, 5),))
+    half = gradient(policy, "token-mean", ((0, 1, 2),))
+    assert any(float((half[name] - want).abs().max()) > 1e-2 * float(want.abs().max()) for name, want in whole.items())
+
+
+@pytest.mark.parametrize("name", ["old_log_prob", "advantages", "ref_log_prob"])
+def test_the_first_tensor_that_is_not_finite_is_named_with_its_sample(policy, name: str) -> None:
+    tensors = columns(policy.sizes["V"])
+    tensors[name] = tensors[name].clone()
+    tensors[name][4, 2] = float("nan")
+    with pytest.raises(BadInput, match=f"{name} of sample 4, response token 2 is nan"):
+        update.mini_batch(
+            model=policy.model, optimizer=torch.optim.SGD(policy.model.parameters(), lr=0.0),
+            config=config(ref={"path": "start"}, algorithm={"kl_coef": 0.1}),
+            batch=MiniBatch(samples=tuple(range(6)), micro_batches=((0, 1, 2, 3, 4, 5),)), columns=tensors, sums=update.Sums(),
+        )  # fmt: skip
+    policy.model.zero_grad()
+
+
+def test_loss_shares_of_tokens_add_up_to_the_policy_loss(policy) -> None:
+    tensors = columns(policy.sizes["V"])
+    settings = config()
+    totals = update.Totals(tokens=21, sequences=6, horizon=8)
+    new = torch.full((6, 6), -5.0, requires_grad=True)
+    made = update.micro_batch_loss(
+        config=settings, totals=totals, sample_id=tensors["sample_id"], new_log_prob=new, entropy=torch.zeros(6, 6),
+        old_log_prob=tensors["old_log_prob"], ref_log_prob=None, advantages=tensors["advantages"], loss_mask=tensors["loss_mask"],
+    )  # fmt: skip
+    assert float(made.loss_share.sum()) == pytest.approx(float(made.policy_loss), rel=1e-6)
+    assert float(made.loss_share[tensors["loss_mask"] == 0].abs().max()) == 0.0
