@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 from flowledger import cli
 from flowledger.ledger.reader import Ledger
 
@@ -38,7 +39,11 @@ def small(tmp_path):
         made = yaml.safe_load((EXAMPLES / "tiny.yaml").read_text())
         made["data"]["path"] = str(EXAMPLES / "classes.jsonl")
         made["reward"]["components"][0]["path"] = f"{EXAMPLES / 'rewards.py'}:in_class"
-        made |= {"steps": 2, "rollout": {"samples_per_prompt": 3, "max_response_tokens": 6}, "record": {"level": "tokens"}}
+        made |= {
+            "steps": 2,
+            "rollout": {"samples_per_prompt": 3, "max_response_tokens": 6},
+            "record": {"level": "tokens"},
+        }
         for key, value in changes.items():
             made[key] = {**made.get(key, {}), **value} if isinstance(value, dict) else value
         path = tmp_path / "small.yaml"
@@ -52,7 +57,16 @@ def small(tmp_path):
 def recorded(tmp_path_factory) -> Path:
     """One run that many tests read."""
     path = tmp_path_factory.mktemp("runs") / "tiny"
-    sys.argv = ["flowledger", "run", str(EXAMPLES / "tiny.yaml"), "steps=2", "record.level=tokens", "-o", str(path), "-q"]
+    sys.argv = [
+        "flowledger",
+        "run",
+        str(EXAMPLES / "tiny.yaml"),
+        "steps=2",
+        "record.level=tokens",
+        "-o",
+        str(path),
+        "-q",
+    ]
     cli.main()
     return path
 
@@ -82,9 +96,7 @@ def test_every_table_prints_and_speaks_json_and_csv(call, recorded, table: str) 
 
 
 def test_log_has_exactly_the_thirteen_fields_in_their_order(call, recorded) -> None:
-    fields = (
-        "stage rank tensor_name logical_shape local_shape dtype numel bytes mask_ratio lifetime comm_type latency_ms owner"
-    )
+    fields = "stage rank tensor_name logical_shape local_shape dtype numel bytes mask_ratio lifetime comm_type latency_ms owner"
     _, out, _ = call("show", recorded, "log", "--csv")
     assert out.splitlines()[0].split(",") == fields.split()
 
@@ -92,7 +104,16 @@ def test_log_has_exactly_the_thirteen_fields_in_their_order(call, recorded) -> N
 def test_a_sample_shows_every_stage_it_went_through_and_its_tokens(call, recorded) -> None:
     code, out, _ = call("sample", recorded, "0")
     assert code == 0
-    for hop in ("prompt", "rollout", "reward", "old_log_prob", "ref_log_prob", "advantage", "update_actor", "weight_sync"):
+    for hop in (
+        "prompt",
+        "rollout",
+        "reward",
+        "old_log_prob",
+        "ref_log_prob",
+        "advantage",
+        "update_actor",
+        "weight_sync",
+    ):
         assert hop in out
     _, out, _ = call("sample", recorded, "0", "--json")
     document = json.loads(out)
@@ -105,7 +126,8 @@ def test_a_sample_shows_every_stage_it_went_through_and_its_tokens(call, recorde
 def test_every_law_holds_on_a_run_at_level_tokens(call, recorded) -> None:
     _, out, _ = call("show", recorded, "findings", "--json")
     assert {row["id"]: row["verdict"] for row in json.loads(out)["rows"]} == dict.fromkeys(
-        ["shapes_conserved", "tokens_conserved", "masks_nest", "lifetimes_close", "memory_adds_up", "identities"], "pass"
+        ["shapes_conserved", "tokens_conserved", "masks_nest", "lifetimes_close", "memory_adds_up", "identities"],
+        "pass",
     )
 
 
@@ -130,12 +152,18 @@ def test_explain_knows_every_kind_of_word(call, word: str, lang: str) -> None:
 
 
 BAD_CONFIGS = {
-    "unknown key": ({"rollout": {"max_respons_tokens": 4}}, ["max_respons_tokens", "max_response_tokens", "small.yaml:"]),
+    "unknown key": (
+        {"rollout": {"max_respons_tokens": 4}},
+        ["max_respons_tokens", "max_response_tokens", "small.yaml:"],
+    ),
     "unknown section": ({"rolout": {"top_k": 4}}, ["rolout", "rollout"]),
     "impossible batch": ({"actor": {"mini_batch_prompts": 3}}, ["mini_batch_prompts = 3", "use 2"]),
     "wrong type": ({"steps": "many"}, ["steps", "many"]),
     "missing prompt file": ({"data": {"path": "nowhere.jsonl"}}, ["nowhere.jsonl"]),
-    "reward import": ({"reward": {"components": [{"name": "x", "kind": "function", "path": "no_such_module:f"}]}}, ["no_such_module"]),
+    "reward import": (
+        {"reward": {"components": [{"name": "x", "kind": "function", "path": "no_such_module:f"}]}},
+        ["no_such_module"],
+    ),
     "unknown model": ({"model": {"path": "/no/such/model"}}, ["/no/such/model"]),
     "prompt too long": ({"data": {"max_prompt_tokens": 2}}, ["classes.jsonl:", "max_prompt_tokens = 2"]),
     "all aborted": ({"rollout": {"timeout_s": 0.0}}, ["all 12 samples", "timeout"]),
@@ -157,7 +185,9 @@ def test_bad_configurations_are_one_clear_line_and_exit_code_2(call, small, tmp_
     assert all(word in line for word in words), line
 
 
-@pytest.mark.parametrize(("content", "words"), [("", ["no prompts"]), ('{"prompt": "a", "answer": "lower"}\n{"prompt"\n', [":2"])])
+@pytest.mark.parametrize(
+    ("content", "words"), [("", ["no prompts"]), ('{"prompt": "a", "answer": "lower"}\n{"prompt"\n', [":2"])]
+)
 def test_prompt_files_that_cannot_be_read_name_the_line(call, small, tmp_path, content: str, words: list[str]) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(content)
@@ -170,12 +200,16 @@ def test_a_reward_that_is_nan_ends_the_run_and_what_was_recorded_stays_readable(
     rewards = tmp_path / "odd.py"
     rewards.write_text("def odd(sample_id):\n    return float('nan') if sample_id > 15 else float(sample_id % 2)\n")
     run = tmp_path / "run"
-    code, _, err = call("run", small(reward={"components": [{"name": "odd", "kind": "function", "path": f"{rewards}:odd"}]}), "-o", run)
+    code, _, err = call(
+        "run", small(reward={"components": [{"name": "odd", "kind": "function", "path": f"{rewards}:odd"}]}), "-o", run
+    )
     assert code == 2
     assert "odd" in one_line(err)
     assert "nan" in one_line(err).lower()
     with Ledger(run) as ledger:
-        assert ledger.rows("SELECT max(step) AS s FROM spans WHERE stage = 'update_actor' AND event = 'end'")[0]["s"] == 0
+        assert (
+            ledger.rows("SELECT max(step) AS s FROM spans WHERE stage = 'update_actor' AND event = 'end'")[0]["s"] == 0
+        )
         assert ledger.directory.state == "crashed"
     assert call("show", run, "shapes")[0] == 0
 
@@ -194,7 +228,9 @@ def test_a_reward_that_raises_or_takes_too_long_marks_its_sample_and_the_run_goe
     code, _, err = call("run", small(reward=settings, steps=1), "-o", run)
     assert code == 0, err
     with Ledger(run) as ledger:
-        dropped = ledger.rows("SELECT sample_id, dropped_reason, trained FROM samples_merged WHERE dropped_reason IS NOT NULL ORDER BY 1")
+        dropped = ledger.rows(
+            "SELECT sample_id, dropped_reason, trained FROM samples_merged WHERE dropped_reason IS NOT NULL ORDER BY 1"
+        )
     assert [(row["sample_id"], row["dropped_reason"], row["trained"]) for row in dropped] == [
         ("1", "reward_error", None), ("2", "reward_timeout", None)
     ]  # fmt: skip

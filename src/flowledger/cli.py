@@ -135,7 +135,9 @@ def _train(settings: "RunConfig", after_step: Callable[["StepReport"], None], *,
         _steps(settings, loop.train(world), after_step, quiet=quiet)
 
 
-def _steps(settings: "RunConfig", reports: Iterator["StepReport"], after: Callable[["StepReport"], None], *, quiet: bool) -> None:
+def _steps(
+    settings: "RunConfig", reports: Iterator["StepReport"], after: Callable[["StepReport"], None], *, quiet: bool
+) -> None:
     from flowledger.show.progress import progress
 
     with progress(settings.name, settings.steps, quiet=quiet) as advance:
@@ -146,7 +148,9 @@ def _steps(settings: "RunConfig", reports: Iterator["StepReport"], after: Callab
 
 def _check_ink(ink: "Writer", path: Path) -> None:
     if ink.failure:
-        raise BadInput(f"cannot write to run {path}: {ink.failure.strerror or ink.failure}; what was written stays readable")
+        raise BadInput(
+            f"cannot write to run {path}: {ink.failure.strerror or ink.failure}; what was written stays readable"
+        )
 
 
 def _manifest(settings: "RunConfig", name: str, bindings: dict[str, int]) -> Any:

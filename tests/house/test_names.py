@@ -16,7 +16,11 @@ def test_no_file_has_a_name_that_says_nothing() -> None:
 
 
 def test_files_stay_short_enough_to_be_one_concept() -> None:
-    long = {str(path.relative_to(ROOT)): n for path in SOURCE.rglob("*.py") if (n := len(path.read_text().splitlines())) > 400}
+    long = {
+        str(path.relative_to(ROOT)): n
+        for path in SOURCE.rglob("*.py")
+        if (n := len(path.read_text().splitlines())) > 400
+    }
     assert long == {}
 
 

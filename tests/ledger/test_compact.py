@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import pytest
-from synthetic import synthetic_run
 
 from flowledger.flow.errors import BadInput
 from flowledger.ledger import compact as room
@@ -9,6 +8,7 @@ from flowledger.ledger.compact import compact
 from flowledger.ledger.directory import open_run
 from flowledger.ledger.reader import Ledger
 from flowledger.ledger.rows import ROWS
+from tests.ledger.synthetic import synthetic_run
 
 
 class Killed(BaseException):
@@ -49,7 +49,16 @@ def test_compaction_changes_no_row_and_leaves_no_part(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [True, False])
-@pytest.mark.parametrize(("owner", "name", "call"), [(Ledger, "copy_table", 1), (Ledger, "copy_table", 4), (Path, "replace", 1), (Path, "replace", 8), (Path, "rename", 1)])
+@pytest.mark.parametrize(
+    ("owner", "name", "call"),
+    [
+        (Ledger, "copy_table", 1),
+        (Ledger, "copy_table", 4),
+        (Path, "replace", 1),
+        (Path, "replace", 8),
+        (Path, "rename", 1),
+    ],
+)
 def test_a_kill_at_any_moment_loses_no_row_and_counts_none_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int, before: bool
 ) -> None:

@@ -54,7 +54,10 @@ def test_a_file_in_the_way_is_named(tmp_path: Path) -> None:
         create(tmp_path / "a" / "b", manifest())
 
 
-@pytest.mark.parametrize(("number", "said"), [(errno.ENOSPC, "no space left"), (errno.EACCES, "permission denied"), (errno.EROFS, "read-only")])
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [(errno.ENOSPC, "no space left"), (errno.EACCES, "permission denied"), (errno.EROFS, "read-only")],
+)
 def test_a_place_that_cannot_be_written_is_one_clear_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, said: str
 ) -> None:
@@ -81,7 +84,8 @@ def test_a_run_that_cannot_be_closed_stays_readable(tmp_path: Path, monkeypatch:
 
 def test_a_run_whose_launcher_died_reads_as_crashed(tmp_path: Path) -> None:
     code = (
-        "import sys, os; from flowledger.ledger.directory import create; from flowledger.ledger.manifest import Manifest; "
+        "import sys, os; from flowledger.ledger.directory import create; "
+        "from flowledger.ledger.manifest import Manifest; "
         "create(sys.argv[1], Manifest(run='a')); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", code, str(tmp_path / "a")], timeout=60, check=False)
@@ -98,7 +102,7 @@ def test_a_launcher_elsewhere_or_with_a_reused_pid_is_judged_rightly() -> None:
 
 def test_what_is_no_run_is_said_with_the_nearest_run(tmp_path: Path) -> None:
     create(tmp_path / "first", manifest())
-    with pytest.raises(BadInput, match="no such directory; did you mean .*/first"):
+    with pytest.raises(BadInput, match=r"no such directory; did you mean .*/first"):
         open_run(tmp_path / "fisrt")
     with pytest.raises(BadInput, match=r"is not a run: it has no manifest.json; did you mean .*/first"):
         open_run(tmp_path)
@@ -131,7 +135,8 @@ def test_secrets_are_masked_and_everyday_keys_are_not(tmp_path: Path) -> None:
         "url": "https://me:hunter2@host/x", "env": ["HF_TOKEN=hf_abcdefgh12", "A=1"],
     }  # fmt: skip
     plain = {
-        "max_tokens": 5, "max_response_tokens": 32, "prompt_key": "prompt", "answer_key": "data.answer", "pad_token": "<pad>",
+        "max_tokens": 5, "max_response_tokens": 32, "prompt_key": "prompt", "answer_key": "data.answer",
+        "pad_token": "<pad>",
         "stop_token_ids": [1, 2], "eos_token": "</s>", "loss_aggregation": "token-mean", "trust_remote_code": True,
         "tokenizer": "x", "url": "https://host/x", "keys": ["a"], "per_token": True, "hf_token": None,
     }  # fmt: skip

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from synthetic import REWARDS, synthetic_run
 
 from flowledger.flow.errors import BadInput
 from flowledger.ledger.directory import create
@@ -12,6 +11,7 @@ from flowledger.ledger.manifest import Manifest
 from flowledger.ledger.reader import Ledger
 from flowledger.ledger.rows import PART_COLUMNS, ROWS, MetricRow, SampleRow, TensorRow, Trained, columns
 from flowledger.ledger.writer import Writer
+from tests.ledger.synthetic import REWARDS, synthetic_run
 
 
 @pytest.fixture
@@ -45,7 +45,15 @@ def test_a_row_comes_back_as_it_was_put_defaults_included(part: Path) -> None:
     )
     (sample,) = ledger.rows("FROM samples")
     assert sample["rewards"] == {"task": 0.5, "other": None} and sample["versions"] == [1, 2] and sample["attempt"] == 0
-    assert sample["trained"][0] == {"epoch": 0, "mini_batch": 1, "rank": 0, "micro_batch": 2, "cp_slice": 0, "start": 0, "stop": 5}
+    assert sample["trained"][0] == {
+        "epoch": 0,
+        "mini_batch": 1,
+        "rank": 0,
+        "micro_batch": 2,
+        "cp_slice": 0,
+        "start": 0,
+        "stop": 5,
+    }
     (tensor,) = ledger.rows("FROM tensors")
     assert tensor["logical_shape"] == [2, 3] and tensor["storage"] == 2**62 and tensor["process"] == part.name
     assert (tensor["run"], tensor["source"], tensor["rank"]) == ("a", "record", 3)  # the part's own rank
@@ -53,7 +61,9 @@ def test_a_row_comes_back_as_it_was_put_defaults_included(part: Path) -> None:
     assert metric["recomputed"] is False and metric["value"] == 0.0 and metric["rank"] == 9
 
 
-@pytest.mark.parametrize("torn", [b'{"seq":2,"name":"a","raw', b"\x00\x00\x00\n", b'{"seq":2,"name":"caf\xc3', b"[1, 2]\n", b"}{\n"])
+@pytest.mark.parametrize(
+    "torn", [b'{"seq":2,"name":"a","raw', b"\x00\x00\x00\n", b'{"seq":2,"name":"caf\xc3', b"[1, 2]\n", b"}{\n"]
+)
 def test_torn_lines_are_left_out_and_counted(part: Path, torn: bytes) -> None:
     with written(part, *(MetricRow(name=str(n), raw_name="a", value=1.0) for n in range(3))) as ledger:
         assert ledger.torn == 0
@@ -109,9 +119,9 @@ def test_select_explain_describe_and_parameters_work(part: Path) -> None:
 def test_a_plan_is_read_beside_the_recording_and_marked(part: Path) -> None:
     plan = part.parent.parent / "plan"
     plan.mkdir()
-    duckdb.sql("SELECT 'a' AS run, 'plan' AS source, 'p' AS process, 0 AS seq, 'logits' AS tensor_name, [4, 5] AS logical_shape").write_parquet(
-        str(plan / "tensors.parquet")
-    )
+    duckdb.sql(
+        "SELECT 'a' AS run, 'plan' AS source, 'p' AS process, 0 AS seq, 'logits' AS tensor_name, [4, 5] AS logical_shape"
+    ).write_parquet(str(plan / "tensors.parquet"))
     ledger = written(part, TensorRow(tensor_name="logits", logical_shape=[4, 6]))
     assert ledger.rows("SELECT source, logical_shape FROM tensors ORDER BY source") == [
         {"source": "plan", "logical_shape": [4, 5]},

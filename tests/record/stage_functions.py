@@ -50,7 +50,9 @@ def rollout(*, sample_id: Tensor, group_id: Tensor, prompt_length: Tensor) -> Ro
     )  # fmt: skip
 
 
-def update_actor(*, model: Model, optimizer: Any, batch: Rollouts, sample_id: Tensor, leak: bool, fail: str | None) -> float:
+def update_actor(
+    *, model: Model, optimizer: Any, batch: Rollouts, sample_id: Tensor, leak: bool, fail: str | None
+) -> float:
     losses = [mini_batch(model, optimizer, batch, sample_id, half, leak, fail) for half in (slice(0, 2), slice(2, 4))]
     return sum(losses)
 

@@ -52,7 +52,10 @@ def test_stages_write_their_begin_at_once(record, job):
     seen = []
     with record() as rows:
         original = stage_functions.forward
-        stage_functions.forward = lambda *args: (seen.append([row.name for row in rows.of("spans", event="begin")]), original(*args))[1]
+        stage_functions.forward = lambda *args: (
+            seen.append([row.name for row in rows.of("spans", event="begin")]),
+            original(*args),
+        )[1]
         job.run()
         stage_functions.forward = original
     assert seen[0] == ["step", "rollout", "update_actor"]

@@ -26,7 +26,11 @@ def test_epochs_restart_mini_batches_and_a_phase_does_not_count():
     for number in range(2):
         epoch = enter(stage, "epoch")
         within = enter(epoch, "call", phase="forward")
-        assert (epoch.epoch, enter(within, "mini_batch").mini_batch, enter(within, "mini_batch").mini_batch) == (number, 0, 1)
+        assert (epoch.epoch, enter(within, "mini_batch").mini_batch, enter(within, "mini_batch").mini_batch) == (
+            number,
+            0,
+            1,
+        )
 
 
 def test_a_new_stage_forgets_phase_and_micro_batch():

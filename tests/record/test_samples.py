@@ -20,7 +20,9 @@ def test_each_sample_is_trained_where_its_micro_batch_stood(record, job):
         job.run(2)
     trained = {row.sample_id: row.trained for row in rows.of("samples", stage="update_actor") if row.trained}
     assert sorted(trained, key=int) == [str(n) for n in range(8)]
-    places = {sample: [(t.epoch, t.mini_batch, t.micro_batch, t.stop) for t in found] for sample, found in trained.items()}
+    places = {
+        sample: [(t.epoch, t.mini_batch, t.micro_batch, t.stop) for t in found] for sample, found in trained.items()
+    }
     assert places["0"] == [(0, 0, 0, 5)]
     assert places["3"] == [(0, 1, 1, 5)]
 

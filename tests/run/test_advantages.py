@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from flowledger.config.schema import Algorithm
 from flowledger.run.advantages import ADVANTAGES, AdvantageInputs, by_group
 
@@ -25,7 +26,10 @@ def test_grpo_equals_verls_with_uneven_groups_and_a_group_of_one(case: str, norm
     mask = torch.from_numpy(GOLDEN[f"{case}/in/response_mask"])
     made = ADVANTAGES["grpo"](
         AdvantageInputs(
-            token_level_reward=full_groups(reward), mask=full_groups(mask), group_size=4, settings=Algorithm(norm_by_std=norm)
+            token_level_reward=full_groups(reward),
+            mask=full_groups(mask),
+            group_size=4,
+            settings=Algorithm(norm_by_std=norm),
         )
     )
     want = full_groups(torch.from_numpy(GOLDEN[f"{case}/adv/grpo/norm={norm}"]))
@@ -36,14 +40,20 @@ def test_grpo_by_hand() -> None:
     # rewards 1, 0, 0, 1: mean 0.5, unbiased std sqrt(4 * 0.25 / 3) = 0.57735.
     reward = torch.zeros(4, 2)
     reward[0, 1] = reward[3, 1] = 1.0
-    made = ADVANTAGES["grpo"](AdvantageInputs(token_level_reward=reward, mask=torch.ones(4, 2), group_size=4, settings=Algorithm()))
-    torch.testing.assert_close(made.advantage, torch.tensor([1.0, -1.0, -1.0, 1.0]) * 0.5 / (0.57735 + 1e-6), rtol=1e-5, atol=0)
+    made = ADVANTAGES["grpo"](
+        AdvantageInputs(token_level_reward=reward, mask=torch.ones(4, 2), group_size=4, settings=Algorithm())
+    )
+    torch.testing.assert_close(
+        made.advantage, torch.tensor([1.0, -1.0, -1.0, 1.0]) * 0.5 / (0.57735 + 1e-6), rtol=1e-5, atol=0
+    )
     assert torch.equal(made.advantages, made.advantage[:, None].expand(4, 2))
 
 
 def test_a_group_of_equal_rewards_teaches_nothing() -> None:
     reward = torch.full((4, 3), 0.25)
-    made = ADVANTAGES["grpo"](AdvantageInputs(token_level_reward=reward, mask=torch.ones(4, 3), group_size=4, settings=Algorithm()))
+    made = ADVANTAGES["grpo"](
+        AdvantageInputs(token_level_reward=reward, mask=torch.ones(4, 3), group_size=4, settings=Algorithm())
+    )
     assert float(made.advantages.abs().max()) == 0.0
 
 
@@ -54,7 +64,9 @@ def test_a_dropped_sample_changes_nothing_for_its_group_whatever_its_reward() ->
     for stray in (0.0, 100.0):
         reward = torch.tensor([[1.0, 0.0], [0.0, 0.0], [stray, 0.0], [0.5, 0.0]])
         results.append(
-            ADVANTAGES["grpo"](AdvantageInputs(token_level_reward=reward, mask=mask, group_size=4, settings=Algorithm())).advantages
+            ADVANTAGES["grpo"](
+                AdvantageInputs(token_level_reward=reward, mask=mask, group_size=4, settings=Algorithm())
+            ).advantages
         )
     assert torch.equal(*results)
     assert float(results[0][2].abs().max()) == 0.0

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
-from flowledger.config.schema import MicroBatch
-from flowledger.run.batching import fits, karmarkar_karp, split
 from hypothesis import given
 from hypothesis import strategies as st
+
+from flowledger.config.schema import MicroBatch
+from flowledger.run.batching import fits, karmarkar_karp, split
 
 BALANCED = json.loads((Path(__file__).parents[1] / "data" / "verl_seqlen_balancing.json").read_text())
 
@@ -23,7 +24,9 @@ limits = st.builds(
 
 
 @given(lengths, limits, st.integers(1, 12), st.randoms(use_true_random=False))
-def test_each_kept_sample_is_in_exactly_one_micro_batch_of_its_mini_batch_and_limits_hold(lengths, limits, mini, random) -> None:
+def test_each_kept_sample_is_in_exactly_one_micro_batch_of_its_mini_batch_and_limits_hold(
+    lengths, limits, mini, random
+) -> None:
     kept = [random.random() < 0.8 for _ in lengths]
     batches = split(lengths=lengths, kept=kept, mini_batch_samples=mini, limits=limits, bytes_per_token=10)
     assert [i for batch in batches.mini_batches for i in batch.samples] == list(range(len(lengths)))
@@ -56,10 +59,14 @@ def test_karmarkar_karp_is_a_partition_no_worse_than_the_largest_first_bound(wei
 
 
 def test_static_micro_batches_take_samples_in_a_row() -> None:
-    batches = split(lengths=[5] * 6, kept=[True] * 6, mini_batch_samples=6, limits=MicroBatch(samples=4), bytes_per_token=1)
+    batches = split(
+        lengths=[5] * 6, kept=[True] * 6, mini_batch_samples=6, limits=MicroBatch(samples=4), bytes_per_token=1
+    )
     assert batches.micro_batches == ((0, 1, 2, 3), (4, 5))
 
 
 def test_a_sample_above_the_budget_gets_a_micro_batch_of_its_own() -> None:
-    batches = split(lengths=[10, 90, 10], kept=[True] * 3, mini_batch_samples=3, limits=MicroBatch(max_tokens=50), bytes_per_token=1)
+    batches = split(
+        lengths=[10, 90, 10], kept=[True] * 3, mini_batch_samples=3, limits=MicroBatch(max_tokens=50), bytes_per_token=1
+    )
     assert (1,) in batches.micro_batches

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from flowledger.config.schema import Model, Tiny
 from flowledger.flow.errors import BadInput
 from flowledger.run import forward, models
@@ -34,7 +35,9 @@ def policy() -> models.Policy:
 
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("chunk", [0, 1, 5, 1000])
-def test_log_probs_and_entropy_equal_the_models_own_forward_sequence_by_sequence(policy, packed: bool, chunk: int) -> None:
+def test_log_probs_and_entropy_equal_the_models_own_forward_sequence_by_sequence(
+    policy, packed: bool, chunk: int
+) -> None:
     tensors = batch(policy.sizes["V"])
     with torch.no_grad():
         compare(policy, tensors, run(policy.model, tensors, packed=packed, chunk_tokens=chunk))

@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from flowledger.flow.errors import BadInput
-from flowledger.run import loop, stages
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from flowledger.flow.errors import BadInput
+from flowledger.run import loop, stages
 from tests.run.worlds import config
 
 
@@ -18,7 +19,9 @@ def one_step(**changes: object) -> tuple[loop.StepReport, dict[str, torch.Tensor
 
 def test_a_step_is_the_same_for_the_same_seed_and_another_for_another() -> None:
     (first, weights), (again, same), (other, _) = one_step(), one_step(), one_step(seed=1)
-    figures = [{k: v for k, v in r.metrics.items() if k not in ("step_time_s", "tokens_per_s")} for r in (first, again, other)]
+    figures = [
+        {k: v for k, v in r.metrics.items() if k not in ("step_time_s", "tokens_per_s")} for r in (first, again, other)
+    ]
     assert figures[0] == figures[1] != figures[2]
     assert all(torch.equal(weights[name], same[name]) for name in weights)
 
@@ -48,7 +51,9 @@ def test_how_the_work_is_split_changes_no_weight(changes: dict[str, object]) -> 
     prompts=st.integers(1, 3), group=st.integers(2, 4), response=st.integers(1, 6), packed=st.booleans(),
     temperature=st.sampled_from([0.5, 1.0, 1.7]), seed=st.integers(0, 1000),
 )  # fmt: skip
-def test_identities_of_the_first_step_hold_for_any_configuration(prompts, group, response, packed, temperature, seed) -> None:
+def test_identities_of_the_first_step_hold_for_any_configuration(
+    prompts, group, response, packed, temperature, seed
+) -> None:
     made = config(
         seed=seed, data={"prompts_per_step": prompts}, ref={"path": "start"}, algorithm={"kl_coef": 0.1},
         rollout={"samples_per_prompt": group, "max_response_tokens": response, "temperature": temperature},

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+
 from flowledger.config.schema import AGGREGATIONS, Algorithm
 from flowledger.run.losses import AGGREGATION_WEIGHTS, KL_FORMS, POLICY_LOSSES, LossInputs, Totals
 
@@ -19,7 +20,9 @@ def golden(name: str) -> torch.Tensor:
     return torch.from_numpy(GOLDEN[name])
 
 
-@pytest.mark.parametrize(("case", "totals_of"), [("base_f32", "local"), ("multiturn_f32", "local"), ("base_f32", "global_scale")])
+@pytest.mark.parametrize(
+    ("case", "totals_of"), [("base_f32", "local"), ("multiturn_f32", "local"), ("base_f32", "global_scale")]
+)
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_clipped_loss_and_its_gradient_equal_verls(case: str, totals_of: str, mode: str) -> None:
     mask = golden(f"{case}/in/response_mask")
@@ -31,10 +34,15 @@ def test_clipped_loss_and_its_gradient_equal_verls(case: str, totals_of: str, mo
         )
     )  # fmt: skip
     local = Totals(tokens=int(mask.sum()), sequences=int((mask.sum(-1) > 0).sum()), horizon=mask.shape[1])
-    totals, ranks = (local, 1) if totals_of == "local" else (Totals(tokens=TOKENS, sequences=SEQUENCES, horizon=SCALE), DP)
+    totals, ranks = (
+        (local, 1) if totals_of == "local" else (Totals(tokens=TOKENS, sequences=SEQUENCES, horizon=SCALE), DP)
+    )
     loss = ranks * (AGGREGATION_WEIGHTS[mode](mask, totals) * made.loss_mat).sum()
     loss.backward()
-    want, gradient = golden(f"{case}/vanilla/{mode}/{totals_of}/loss"), golden(f"{case}/vanilla/{mode}/{totals_of}/grad")
+    want, gradient = (
+        golden(f"{case}/vanilla/{mode}/{totals_of}/loss"),
+        golden(f"{case}/vanilla/{mode}/{totals_of}/grad"),
+    )
     torch.testing.assert_close(loss.detach(), want.reshape(()), rtol=1e-5, atol=1e-7)
     assert float((log_prob.grad - gradient).abs().max()) <= 1e-5 * float(gradient.abs().max())
 
@@ -67,7 +75,11 @@ def test_a_token_is_clipped_exactly_where_the_clip_decides_the_loss() -> None:
     ratio, advantages = torch.tensor([[1.5, 1.5, 0.5, 5.0]]), torch.tensor([[1.0, -1.0, 1.0, -1.0]])
     made = POLICY_LOSSES["vanilla"](
         LossInputs(
-            new_log_prob=ratio.log(), old_log_prob=torch.zeros(1, 4), advantages=advantages, mask=torch.ones(1, 4), settings=SETTINGS
+            new_log_prob=ratio.log(),
+            old_log_prob=torch.zeros(1, 4),
+            advantages=advantages,
+            mask=torch.ones(1, 4),
+            settings=SETTINGS,
         )
     )
     assert made.clipped.tolist() == [[True, False, False, True]]

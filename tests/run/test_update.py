@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from flowledger.config.schema import AGGREGATIONS, Model, Tiny
 from flowledger.flow.errors import BadInput
 from flowledger.run import forward, models, update
@@ -37,7 +38,9 @@ def columns(vocabulary: int) -> dict[str, torch.Tensor]:
     }
 
 
-def gradient(policy: models.Policy, aggregation: str, micro_batches: tuple[tuple[int, ...], ...]) -> dict[str, torch.Tensor]:
+def gradient(
+    policy: models.Policy, aggregation: str, micro_batches: tuple[tuple[int, ...], ...]
+) -> dict[str, torch.Tensor]:
     settings = config(
         algorithm={"loss_aggregation": aggregation, "kl_coef": 0.1, "entropy_coef": 0.01}, ref={"path": "start"}
     )

@@ -8,13 +8,13 @@ import pytest
 from flowledger.flow.errors import BadInput
 from flowledger.tables.metrics import LEVELS, find, metric, metrics
 
-WATCHED = (
-    "step_time_s tokens_per_s total_tokens reward/mean reward/std reward/min reward/max response_length/mean "
-    "response_length/max response_length/min prompt_length/mean prompt_length/max truncation_ratio abort_ratio dropped_ratio "
-    "zero_variance_groups advantage/mean advantage/std policy_loss kl_loss entropy_loss entropy ref_kl policy_kl clip_ratio "
-    "ratio/max grad_norm lr update_ratio rollout_gap/mean rollout_gap/max rollout/running rollout/waiting mask_ratio "
-    "stage_time_s/rollout reward/format/mean"
-)
+WATCHED = """
+step_time_s tokens_per_s total_tokens reward/mean reward/std reward/min reward/max response_length/mean
+response_length/max response_length/min prompt_length/mean prompt_length/max truncation_ratio abort_ratio
+dropped_ratio zero_variance_groups advantage/mean advantage/std policy_loss kl_loss entropy_loss entropy
+ref_kl policy_kl clip_ratio ratio/max grad_norm lr update_ratio rollout_gap/mean rollout_gap/max
+rollout/running rollout/waiting mask_ratio stage_time_s/rollout reward/format/mean
+"""
 
 
 @pytest.mark.parametrize("name", re.findall(r"\S+", WATCHED))

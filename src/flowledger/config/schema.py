@@ -182,7 +182,7 @@ class Optim(Section):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
-    warmup_steps: int = Field(0, ge=0)  # in optimizer steps, linear from 0
+    warmup_steps: int = Field(0, ge=0)  # in steps of the run, linear from lr / (warmup_steps + 1)
 
 
 class Mesh(Section):

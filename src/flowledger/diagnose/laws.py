@@ -19,7 +19,18 @@ from flowledger.ledger.rows import FindingRow
 
 Rows = list[dict[str, Any]]
 
-ITEMSIZE = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "int64": 8, "int32": 4, "int16": 2, "int8": 1, "uint8": 1, "bool": 1}
+ITEMSIZE = {
+    "float64": 8,
+    "float32": 4,
+    "bfloat16": 2,
+    "float16": 2,
+    "int64": 8,
+    "int32": 4,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
 
 # Noise floors in nats between two computations of the same log-prob, by the dtype that the model computes in.
 NOISE = {"float32": 1e-3, "bfloat16": 0.25}
@@ -99,9 +110,13 @@ def tokens_conserved(ledger: Ledger) -> Answer:
             continue
         times = len(sample["trained"] or ())
         if sample["dropped_reason"] is None and times != epochs:
-            breaches.append(f"sample {sample['sample_id']} of step {sample['step']} was trained {times} times, not {epochs}, and not dropped")
+            breaches.append(
+                f"sample {sample['sample_id']} of step {sample['step']} was trained {times} times, not {epochs}, and not dropped"
+            )
         if sample["dropped_reason"] is not None and times:
-            breaches.append(f"sample {sample['sample_id']} was dropped ({sample['dropped_reason']}) and trained all the same")
+            breaches.append(
+                f"sample {sample['sample_id']} was dropped ({sample['dropped_reason']}) and trained all the same"
+            )
     for step in sorted(complete):
         breaches += _tokens_of_step(ledger, step, [s for s in samples if s["step"] == step], epochs)
     return Answer(seen=len(samples), breaches=tuple(breaches))
@@ -114,7 +129,8 @@ def _tokens_of_step(ledger: Ledger, step: int, samples: Rows, epochs: int) -> li
         if s["dropped_reason"] is None and s["prompt_length"] is not None and s["response_length"] is not None
     )
     spans = ledger.rows(
-        "SELECT sum(tokens_valid) AS valid FROM spans_view WHERE step = ? AND stage = 'update_actor' AND phase = 'forward'", [step]
+        "SELECT sum(tokens_valid) AS valid FROM spans_view WHERE step = ? AND stage = 'update_actor' AND phase = 'forward'",
+        [step],
     )
     went = spans[0]["valid"]
     if went is None or went == due:
@@ -130,7 +146,7 @@ def masks_nest(ledger: Ledger) -> Answer:
     wrong = ledger.rows(
         "SELECT t.sample_id, t.position, t.attention_mask, t.response_mask, t.loss_mask, s.prompt_length "
         "FROM tokens_merged t LEFT JOIN samples_merged s ON t.sample_id = s.sample_id AND t.step = s.step "
-        "WHERE coalesce(t.response_mask, 0) > t.attention_mask OR coalesce(t.loss_mask, 0) > coalesce(t.response_mask, 0) LIMIT 20"
+        "WHERE coalesce(t.response_mask, 0) > coalesce(t.attention_mask, 0) OR coalesce(t.loss_mask, 0) > coalesce(t.response_mask, 0) LIMIT 20"
     )
     breaches = tuple(
         f"sample {row['sample_id']} position {row['position']}: attention {row['attention_mask']}, "
@@ -152,17 +168,28 @@ def lifetimes_close(ledger: Ledger) -> Answer:
         "WHERE source <> 'plan' AND storage IS NOT NULL"
     )
     persistent = {name for name, row in tensors().items() if row.lifetime == "persistent"}
-    kept = {(use["process"], use["storage"]) for use in uses if use["tensor_name"] in persistent or use["lifetime"] == "persistent"}
+    kept = {
+        (use["process"], use["storage"])
+        for use in uses
+        if use["tensor_name"] in persistent or use["lifetime"] == "persistent"
+    }
     held = {(e["process"], e["storage"]) for e in events if e["event"] == "held"}
     last = max(_complete_steps(ledger), default=-1)
     due = {(use["process"], use["storage"]) for use in uses if use["step"] is not None and use["step"] < last}
-    breaches = [f"storage {s} in {p} was never freed and is not persistent" for p, s in sorted((due & born.keys()) - freed.keys() - kept - held)]
+    breaches = [
+        f"storage {s} in {p} was never freed and is not persistent"
+        for p, s in sorted((due & born.keys()) - freed.keys() - kept - held)
+    ]
     for use in uses:
         key = (use["process"], use["storage"])
         if key in freed and use["t_ns"] > freed[key]:
-            breaches.append(f"{use['tensor_name']} at {use['stage']} was read after its storage {use['storage']} was freed")
+            breaches.append(
+                f"{use['tensor_name']} at {use['stage']} was read after its storage {use['storage']} was freed"
+            )
         if key in born and use["t_ns"] < born[key]:
-            breaches.append(f"{use['tensor_name']} at {use['stage']} was read before its storage {use['storage']} was born")
+            breaches.append(
+                f"{use['tensor_name']} at {use['stage']} was read before its storage {use['storage']} was born"
+            )
     return Answer(seen=len(events), breaches=tuple(breaches))
 
 
@@ -198,15 +225,23 @@ def identities(ledger: Ledger) -> Answer:
     for row in tokens:
         at = f"sample {row['sample_id']} position {row['position']}"
         if same and row["rollout_log_prob"] is not None and abs(row["rollout_log_prob"] - row["old_log_prob"]) > noise:
-            breaches.append(f"{at}: rollout {row['rollout_log_prob']:.4f}, old {row['old_log_prob']:.4f} (noise floor {noise})")
-        if row["step"] == 0 and row["ref_log_prob"] is not None and abs(row["ref_log_prob"] - row["old_log_prob"]) > noise:
+            breaches.append(
+                f"{at}: rollout {row['rollout_log_prob']:.4f}, old {row['old_log_prob']:.4f} (noise floor {noise})"
+            )
+        if (
+            row["step"] == 0
+            and row["ref_log_prob"] is not None
+            and abs(row["ref_log_prob"] - row["old_log_prob"]) > noise
+        ):
             breaches.append(f"{at}: ref {row['ref_log_prob']:.4f}, old {row['old_log_prob']:.4f} in the first step")
     ratios = ledger.rows(
         "SELECT sample_id, position, ratio FROM tokens WHERE epoch = 0 AND mini_batch = 0 AND loss_mask = 1 "
         "AND ratio IS NOT NULL AND abs(ratio - 1) > ? LIMIT 20",
         [noise],
     )
-    breaches += [f"sample {r['sample_id']} position {r['position']}: ratio {r['ratio']:.5f} before any update" for r in ratios]
+    breaches += [
+        f"sample {r['sample_id']} position {r['position']}: ratio {r['ratio']:.5f} before any update" for r in ratios
+    ]
     return Answer(seen=len(tokens), breaches=tuple(breaches))
 
 
@@ -242,7 +277,9 @@ def _finding(position: int, name: str, sentence: str, answer: Answer) -> Finding
             needs=list(answer.needs),
         )  # fmt: skip
     if not answer.breaches:
-        return FindingRow(id=name, order="laws", position=position, verdict="pass", message=f"{sentence} ({answer.seen} rows)")
+        return FindingRow(
+            id=name, order="laws", position=position, verdict="pass", message=f"{sentence} ({answer.seen} rows)"
+        )
     more = f" (and {len(answer.breaches) - 1} more)" if len(answer.breaches) > 1 else ""
     return FindingRow(
         id=name, order="laws", position=position, verdict="fail", severity="error",
@@ -259,7 +296,20 @@ def _complete_steps(ledger: Ledger) -> set[int]:
 
 
 def _access_key(row: Mapping[str, Any]) -> tuple[str, ...]:
-    keys = ("source", "step", "role", "stage", "phase", "tensor_name", "layer", "dims", "access", "epoch", "mini_batch", "micro_batch")
+    keys = (
+        "source",
+        "step",
+        "role",
+        "stage",
+        "phase",
+        "tensor_name",
+        "layer",
+        "dims",
+        "access",
+        "epoch",
+        "mini_batch",
+        "micro_batch",
+    )
     return tuple(str(row[key]) for key in keys)
 
 

@@ -9,47 +9,56 @@ import inspect
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 DEPTH = 3
-OBJECTS = 50_000
-SECONDS = 0.05
+OBJECTS = 4_000  # looked at within the variables of one frame or module
+SECONDS = 0.1
 _PLAIN = (str, bytes, int, float, bool, type(None), type, ModuleType)
 _OURS = "flowledger.record"
 
 
-def holder(pointer: int, *, graph: bool = False) -> str:
-    """`module.function: path` of a variable through which the storage at `pointer` is reached.
-
-    Otherwise `autograd graph` for a tensor that had a graph, or `unknown`.
-    """
-    search = _Search(pointer)
-    for where, names in _namespaces():
-        for name, value in names:
-            path = search.path(value, name, DEPTH)
-            if path is not None:
-                return f"{where}: {path}"
-        if search.spent:
+def holders(pointers: Iterable[int]) -> dict[int, str]:
+    """`module.function: path` of a variable through which each storage is reached, where one is found in time."""
+    search = _Search(set(pointers))
+    for where, names in _namespaces(_frames()):
+        for depth in range(DEPTH + 1):  # what is near is found first, and is the better answer
+            search.begin(where)
+            for name, value in names:
+                search.visit(value, name, depth)
+        if search.done:
             break
-    return "autograd graph" if graph else "unknown"
+    return search.found
 
 
-def _namespaces() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
-    """Locals of every frame of every thread, innermost first, then the globals of their modules."""
-    modules: dict[int, tuple[str, dict[str, Any]]] = {}
-    for top in sys._current_frames().values():
-        frame: FrameType | None = top
-        while frame is not None:
-            module = str(frame.f_globals.get("__name__", "?"))
-            if not module.startswith(_OURS):
-                modules.setdefault(id(frame.f_globals), (module, frame.f_globals))
-                if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-                    yield f"{module}.{frame.f_code.co_qualname}", _locals(frame)
-            frame = frame.f_back
-    for module, names in modules.values():
-        yield module, list(names.items())
+def _frames() -> list[FrameType]:
+    """The frames of every thread, innermost first, our own left out.
+
+    No variable may be left pointing at the frame it lives in: that would be a cycle, and keep every local alive.
+    """
+    found: list[FrameType] = []
+    for frame in sys._current_frames().values():
+        walk: FrameType | None = frame
+        while walk is not None:
+            if not str(walk.f_globals.get("__name__")).startswith(_OURS):
+                found.append(walk)
+            walk = walk.f_back
+    del frame
+    return found
+
+
+def _namespaces(frames: list[FrameType]) -> Iterator[tuple[str, list[tuple[str, Any]]]]:
+    """Locals of each frame, and each module's globals after its first frame."""
+    modules: set[int] = set()
+    for frame in frames:
+        module = str(frame.f_globals.get("__name__", "?"))
+        if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            yield f"{module}.{frame.f_code.co_qualname}", _locals(frame)
+        if id(frame.f_globals) not in modules:
+            modules.add(id(frame.f_globals))
+            yield module, [(name, value) for name, value in frame.f_globals.items() if not name.startswith("__")]
 
 
 def _locals(frame: FrameType) -> list[tuple[str, Any]]:
@@ -61,41 +70,48 @@ def _locals(frame: FrameType) -> list[tuple[str, Any]]:
 
 
 class _Search:
-    def __init__(self, pointer: int) -> None:
-        self._pointer = pointer
-        self._seen: set[tuple[int, int]] = set()
+    def __init__(self, wanted: set[int]) -> None:
+        self.found: dict[int, str] = {}
+        self._wanted = wanted
+        self._where = ""
+        self._seen: set[int] = set()
         self._until = time.monotonic() + SECONDS
 
+    def begin(self, where: str) -> None:
+        """Start on the variables of a frame or module."""
+        self._where = where
+        self._seen.clear()
+
     @property
-    def spent(self) -> bool:
-        return len(self._seen) > OBJECTS or time.monotonic() > self._until
+    def done(self) -> bool:
+        return not self._wanted or time.monotonic() > self._until
 
-    def path(self, value: Any, name: str, depth: int) -> str | None:
-        """How to write the way from `name` to the storage, or None."""
-        if isinstance(value, _PLAIN) or (id(value), depth) in self._seen or len(self._seen) > OBJECTS:
-            return None
-        self._seen.add((id(value), depth))
+    def visit(self, value: Any, name: str, depth: int) -> None:
+        """Look at a value and, `depth` levels deep, at what is inside; `name` is how to write the way to it."""
+        if isinstance(value, _PLAIN) or len(self._seen) > OBJECTS or type(value).__module__.startswith(_OURS):
+            return
         if hasattr(type(value), "untyped_storage"):
-            return name if _pointer_of(value) == self._pointer else None
-        if depth:
+            pointer = _pointer_of(value)
+            if pointer in self._wanted:
+                self._wanted.discard(pointer)
+                self.found[pointer] = f"{self._where}: {name}"
+        elif depth and id(value) not in self._seen:
+            self._seen.add(id(value))
             for suffix, inner in _members(value):
-                found = self.path(inner, f"{name}{suffix}", depth - 1)
-                if found is not None:
-                    return found
-        return None
+                self.visit(inner, f"{name}{suffix}", depth - 1)
 
 
-def _pointer_of(value: Any) -> int | None:
+def _pointer_of(value: Any) -> int:
     try:
         return int(value.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):  # sparse, nested or fake tensors have none
-        return None
+        return 0
 
 
 def _members(value: Any) -> Iterator[tuple[str, Any]]:
     """What is inside, with the way to write it."""
     if isinstance(value, Mapping):
-        yield from ((f"[{key!r}]", inner) for key, inner in list(value.items()))
+        yield from ((f"[{_key(key)}]", inner) for key, inner in list(value.items()))
     elif isinstance(value, (list, tuple, deque, set, frozenset)):
         yield from ((f"[{index}]", inner) for index, inner in enumerate(list(value)))
     elif isinstance(value, MethodType):
@@ -108,6 +124,10 @@ def _members(value: Any) -> Iterator[tuple[str, Any]]:
         for name in _slots(type(value)):
             if hasattr(value, name):
                 yield f".{name}", getattr(value, name)
+
+
+def _key(key: Any) -> str:
+    return repr(key) if isinstance(key, (str, int)) else type(key).__name__  # the text of a tensor takes milliseconds
 
 
 def _slots(kind: type) -> Iterator[str]:

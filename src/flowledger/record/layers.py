@@ -5,10 +5,10 @@ Flattened by type and remembered by object, since the same model is seen at ever
 
 import re
 import weakref
-from collections.abc import Hashable, Iterable, Iterator, Mapping
-from functools import cache
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+_MODULES: dict[type, bool] = {}  # class -> whether it is a module
 _Key = tuple[int | None, object]  # layer, and what else keeps tensors apart
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|layer)\.(\d+)\.")
 
@@ -120,9 +120,12 @@ def module_in(value: Any) -> Any | None:
     return None
 
 
-@cache
-def _is_module(kind: Hashable) -> bool:
-    return hasattr(kind, "named_parameters") and hasattr(kind, "register_forward_pre_hook")
+def _is_module(kind: type) -> bool:
+    known = _MODULES.get(kind)
+    if known is None:
+        known = hasattr(kind, "named_parameters") and hasattr(kind, "register_forward_pre_hook")
+        _MODULES[kind] = known
+    return known
 
 
 def _parameters(by_layer: Mapping[int | None, list[Any]]) -> Iterator[tuple[_Key, Any]]:

@@ -7,7 +7,7 @@ The kind of a storage is decided at the end of the step, when all that was learn
 
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
 from typing import Any, NamedTuple
@@ -100,7 +100,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch until left; what no operator shows is seen too: direct changes of size, and copies of random state."""
-        torch.UntypedStorage.resize_ = _resizing(self)  # type: ignore[method-assign]
+        torch.UntypedStorage.resize_ = _resizing(self)  # type: ignore[method-assign, assignment]
         try:
             with replaced([(target, self._making) for target in _MAKERS]), self:
                 yield

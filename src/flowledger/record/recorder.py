@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from flowledger.flow.seams import Probe
 from flowledger.ledger.rows import FindingRow, Row, SpanRow
 from flowledger.record.extract import Templates
-from flowledger.record.holders import holder
+from flowledger.record.holders import holders
 from flowledger.record.layers import module_in
 from flowledger.record.metrics import metric_rows
 from flowledger.record.observe import Observer
@@ -23,7 +23,6 @@ from flowledger.record.readings import Readings
 from flowledger.record.watch import Watch, pick
 
 clock = time.monotonic_ns
-_HELD_AT_ONCE = 20  # storages whose holder is looked for when one stage ends
 
 
 class Sink(Protocol):
@@ -341,8 +340,10 @@ class Recorder:
         return before
 
     def _look_for_holders(self, frame: Frame) -> None:
-        for count, life in enumerate(self._observer.lives.overdue(frame)):
-            who = holder(life.pointer, graph=life.graph) if count < _HELD_AT_ONCE else "not looked for"
+        overdue = list(self._observer.lives.overdue(frame))
+        found = holders(life.pointer for life in overdue) if overdue else {}
+        for life in overdue:
+            who = found.get(life.pointer) or ("autograd graph" if life.graph else "unknown")
             self._observer.lives.held(life, who, frame, clock())
 
     def _end_step(self, frame: Frame) -> None:

@@ -1,7 +1,7 @@
 """Every token of a few groups, one row a token and stage: the only place where content is copied on purpose.
 
 `position` counts columns of the padded full sequence [B, S_prompt + S_resp]; a tensor over responses ends in the same
-column as the full sequence. Positions that attention_mask leaves out get no row.
+column as the full sequence. Positions that attention_mask leaves out get no row, unless another mask claims them.
 """
 
 from collections.abc import Callable, Sequence
@@ -62,11 +62,18 @@ class Tokens:
         mask = values.get("attention_mask")
         if mask is not None and len(mask) == self._width:
             self._valid[sample] = [column for column, on in enumerate(mask) if on]
+        claimed = {
+            column + self._width - len(values[name])
+            for name in ("response_mask", "loss_mask")
+            for column, on in enumerate(values.get(name, ()))
+            if on
+        }
+        places = sorted(claimed.union(self._valid.get(sample, range(self._width))))
         columns: dict[int, dict[str, Any]] = {}
         for name, row in values.items():
             label = _EXTRA.get(name) or (name if name in TOKEN_COLUMNS else tensor(name).token_column) or ""
             shift = self._width - len(row)
-            for column in self._valid.get(sample, range(self._width)):
+            for column in places:
                 if column >= shift:
                     columns.setdefault(column, {})["return_" if label == "return" else label] = row[column - shift]
         for column, found in sorted(columns.items()):

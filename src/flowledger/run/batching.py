@@ -33,7 +33,9 @@ class Batches:
         return tuple(micro for mini in self.mini_batches for micro in mini.micro_batches)
 
 
-def split(*, lengths: Sequence[int], kept: Sequence[bool], mini_batch_samples: int, limits: MicroBatch, bytes_per_token: int) -> Batches:
+def split(
+    *, lengths: Sequence[int], kept: Sequence[bool], mini_batch_samples: int, limits: MicroBatch, bytes_per_token: int
+) -> Batches:
     """Cut B samples into mini-batches of `mini_batch_samples` in a row, and the kept ones of each into micro-batches.
 
     `lengths` are tokens without padding. A mini-batch of which nothing is kept has no micro-batches.
@@ -46,7 +48,9 @@ def split(*, lengths: Sequence[int], kept: Sequence[bool], mini_batch_samples: i
     return Batches(mini_batches=tuple(minis))
 
 
-def micro_batches(samples: Indices, lengths: Sequence[int], limits: MicroBatch, bytes_per_token: int) -> tuple[Indices, ...]:
+def micro_batches(
+    samples: Indices, lengths: Sequence[int], limits: MicroBatch, bytes_per_token: int
+) -> tuple[Indices, ...]:
     """Split samples into micro-batches that hold every limit; a single sample above a limit gets one of its own."""
     closed: list[Indices] = []
     current: list[int] = []
@@ -81,7 +85,7 @@ def karmarkar_karp(weights: Sequence[int], parts: int) -> list[list[int]]:
 
     A state is `parts` lists; the two states with the widest spread are merged, heaviest list onto lightest.
     """
-    State = list[tuple[int, list[int]]]  # noqa: N806  (a local type)
+    State = list[tuple[int, list[int]]]
 
     def spread(state: State) -> int:
         return state[0][0] - state[-1][0]

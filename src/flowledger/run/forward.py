@@ -86,7 +86,8 @@ def head_of(model: nn.Module) -> Head:
 
 def unwrapped(model: nn.Module) -> Any:
     """The Hugging Face causal LM inside a PEFT wrapper, or the model itself."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    inner: Any = model
+    return inner.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def use_segments(model: nn.Module) -> None:
@@ -139,7 +140,7 @@ def segment_attention(
     lengths = list(segment_lengths)
     grouped = key.shape[1] != query.shape[1]
     parts = []
-    for q, k, v in zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2), strict=True):
+    for q, k, v in zip(*(torch.split(x, lengths, 2) for x in (query, key, value)), strict=True):
         band = _band(q.shape[2], sliding_window, q.device)
         parts.append(
             scaled_dot_product_attention(
@@ -156,7 +157,9 @@ def _band(length: int, window: int | None, device: torch.device) -> Tensor | Non
     return (at[:, None] >= at) & (at[:, None] - at < window)
 
 
-def _packed(model: nn.Module, ids: Tensor, mask: Tensor, positions: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
+def _packed(
+    model: nn.Module, ids: Tensor, mask: Tensor, positions: Tensor, response_mask: Tensor
+) -> tuple[Tensor, Tensor]:
     """Hidden states [T_resp, H] that predict the wanted tokens, and where those stand [B_micro, S_resp]."""
     valid = mask.bool()
     hidden = unwrapped(model).get_decoder()(
@@ -171,7 +174,9 @@ def _packed(model: nn.Module, ids: Tensor, mask: Tensor, positions: Tensor, resp
     return hidden[row[:, -wanted.shape[1] :][wanted] - 1], wanted
 
 
-def _padded(model: nn.Module, ids: Tensor, mask: Tensor, positions: Tensor, response_mask: Tensor) -> tuple[Tensor, Tensor]:
+def _padded(
+    model: nn.Module, ids: Tensor, mask: Tensor, positions: Tensor, response_mask: Tensor
+) -> tuple[Tensor, Tensor]:
     """The same from a padded forward pass."""
     hidden = unwrapped(model).get_decoder()(
         input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=False
@@ -195,7 +200,7 @@ def _in_chunks(
     size = chunk_tokens or max(1, len(targets))
     recompute = bool(chunk_tokens) and torch.is_grad_enabled() and hidden.requires_grad
     call: Callable[..., Any] = (lambda *xs: checkpoint(chunk, *xs, use_reentrant=False)) if recompute else chunk
-    pairs = [call(*xs) for xs in zip(hidden.split(size), targets.split(size), strict=True)]
+    pairs = [call(*xs) for xs in zip(torch.split(hidden, size), torch.split(targets, size), strict=True)]
     return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
 
 

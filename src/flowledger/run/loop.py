@@ -64,6 +64,7 @@ def rl_step(*, step: int, world: World) -> StepReport:
         model=w.policy.model, optimizer=w.optimizer, config=c, batches=batches, loss_mask=f.loss_mask,
         old_log_prob=old.old_log_prob, ref_log_prob=ref_log_prob, advantages=a.advantages, **sequences,
     )  # fmt: skip
+    lr = w.optimizer.param_groups[0]["lr"]
     w.schedule.step()
     synced = stages.weight_sync(model=w.policy.model, weights=w.weights)
     if c.checkpoint and (step + 1) % c.checkpoint.every_steps == 0:
@@ -72,7 +73,7 @@ def rl_step(*, step: int, world: World) -> StepReport:
     seconds = time.perf_counter() - started
     metrics = measures.measure(
         prompts=p, rollouts=r, rewards=s, filtered=f, old=old, advantages=a, update=u, synced=synced,
-        lr=w.optimizer.param_groups[0]["lr"], seconds=seconds,
+        lr=lr, seconds=seconds,
     )  # fmt: skip
     return StepReport(step=step, metrics=metrics, policy_version=synced.policy_version, seconds=seconds)
 

@@ -26,7 +26,10 @@ def measure(
         | _rewards(rewards, filtered, prompts.group_id)
         | _advantages(advantages, filtered)
         | _gap(rollouts.rollout_log_prob, old.old_log_prob, filtered.loss_mask)
-        | {name: float(getattr(update, name).mean()) for name in ("policy_loss", "kl_loss", "entropy_loss", "grad_norm")}
+        | {
+            name: float(getattr(update, name).mean())
+            for name in ("policy_loss", "kl_loss", "entropy_loss", "grad_norm")
+        }
         | dict(update.metrics)
         | {"lr": lr, "step_time_s": seconds, "tokens_per_s": float(rollouts.attention_mask.sum()) / seconds}
     )
@@ -70,8 +73,8 @@ def _rewards(rewards: Rewards, filtered: Filtered, group_id: Tensor) -> dict[str
 
 def _flat_groups(reward: Tensor, group_id: Tensor) -> float:
     """Share of groups whose samples all have the same reward: they teach nothing."""
-    groups = group_id.unique()
-    flat = [bool((reward[group_id == group] == reward[group_id == group][0]).all()) for group in groups]
+    groups = [reward[group_id == group] for group in sorted(set(group_id.tolist()))]
+    flat = [bool((group == group[0]).all()) for group in groups]
     return sum(flat) / len(flat)
 
 

@@ -196,7 +196,7 @@ def _with_lora(model: nn.Module, lora: Lora) -> nn.Module:
 
 
 def _settled(model: nn.Module) -> nn.Module:
-    """The model in eval mode without dropout, and without a cache by default: what it gives depends on its input alone."""
+    """The model in eval mode, no dropout, no cache by default: what it gives depends on its input alone."""
     for part in model.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0

@@ -5,6 +5,7 @@ Always call a stage through this module (`stages.rollout(...)`): a name imported
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,9 @@ from flowledger.run.rewards import Scorer
 from flowledger.run.weights import RolloutWeights
 
 
-def prompt(*, source: prompts.PromptSource, tokenizer: prompts.Tokenizer, data: Data, step: int, samples_per_prompt: int) -> Prompts:
+def prompt(
+    *, source: prompts.PromptSource, tokenizer: prompts.Tokenizer, data: Data, step: int, samples_per_prompt: int
+) -> Prompts:
     """B_prompt problems of this step as left-padded ids [B_prompt, S_prompt], and the ids of the B samples to come."""
     taken = prompts.take(source, tokenizer, data, step)
     samples = torch.arange(data.prompts_per_step * samples_per_prompt)
@@ -122,7 +125,7 @@ def reward(
     )
 
 
-def filter(  # noqa: A001  (the stage's name in the field)
+def filter(
     *, response_mask: Tensor, finish_reason: Tensor, failed: Sequence[str | None], sample_id: Tensor
 ) -> Filtered:
     """Drop samples that cannot be learnt from: aborted, timed out, empty, or without a reward. Raises when none is left."""
@@ -143,7 +146,13 @@ def filter(  # noqa: A001  (the stage's name in the field)
 
 
 def balance(
-    *, attention_mask: Tensor, loss_mask: Tensor, sample_id: Tensor, mini_batch_samples: int, actor: Actor, bytes_per_token: int
+    *,
+    attention_mask: Tensor,
+    loss_mask: Tensor,
+    sample_id: Tensor,
+    mini_batch_samples: int,
+    actor: Actor,
+    bytes_per_token: int,
 ) -> batching.Batches:
     """Which samples make a mini-batch, and which a micro-batch, from their lengths without padding."""
     return batching.split(
@@ -262,7 +271,9 @@ def update_actor(
     sums = update.Sums()
     steps: list[update.Step] = []
     for _ in range(config.actor.epochs):
-        steps += update.epoch(model=model, optimizer=optimizer, config=config, batches=batches, columns=columns, sums=sums)
+        steps += update.epoch(
+            model=model, optimizer=optimizer, config=config, batches=batches, columns=columns, sums=sums
+        )
     return Update(
         policy_loss=torch.stack([step.policy_loss for step in steps]),
         kl_loss=torch.stack([step.kl_loss for step in steps]),
@@ -282,8 +293,9 @@ def checkpoint(*, policy: Policy, folder: Path, step: int) -> Path:
     """Write the policy in Hugging Face form to `folder/step-N`, aside first and then renamed, so that a half one never stands there."""
     target = folder / f"step-{step}"
     aside = target.with_suffix(".writing")
+    model: Any = policy.model
     try:
-        policy.model.save_pretrained(aside)
+        model.save_pretrained(aside)
         policy.tokenizer.save_pretrained(aside)
         aside.rename(target)
     except OSError as error:

@@ -44,7 +44,11 @@ class Sums:
         kept = mask.bool()
         self.tokens += float(kept.sum())
         policy_kl = (old - new.detach())[kept].sum()
-        means = {"clip_ratio": made.clipped[kept].sum(), "entropy": entropy.detach()[kept].sum(), "policy_kl": policy_kl}
+        means = {
+            "clip_ratio": made.clipped[kept].sum(),
+            "entropy": entropy.detach()[kept].sum(),
+            "policy_kl": policy_kl,
+        }
         if made.kl is not None:
             means["ref_kl"] = made.kl.detach()[kept].sum()
         for name, value in means.items():
@@ -53,7 +57,9 @@ class Sums:
 
     def metrics(self) -> dict[str, float]:
         """Means over all tokens that went through the update."""
-        return {name: total / max(self.tokens, 1.0) for name, total in self.totals.items()} | {"ratio/max": self.ratio_max}
+        return {name: total / max(self.tokens, 1.0) for name, total in self.totals.items()} | {
+            "ratio/max": self.ratio_max
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +76,13 @@ Columns = Mapping[str, Tensor]  # the step's tensors by flow name, each with B r
 
 
 def epoch(
-    *, model: nn.Module, optimizer: torch.optim.Optimizer, config: RunConfig, batches: Batches, columns: Columns, sums: Sums
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config: RunConfig,
+    batches: Batches,
+    columns: Columns,
+    sums: Sums,
 ) -> list[Step]:
     """One pass over all samples: one optimizer step per mini-batch that has something to learn from."""
     return [
@@ -81,7 +93,13 @@ def epoch(
 
 
 def mini_batch(
-    *, model: nn.Module, optimizer: torch.optim.Optimizer, config: RunConfig, batch: MiniBatch, columns: Columns, sums: Sums
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config: RunConfig,
+    batch: MiniBatch,
+    columns: Columns,
+    sums: Sums,
 ) -> Step:
     """Accumulate the gradient over micro-batches, then step once."""
     mask = columns["loss_mask"][list(batch.samples)]
@@ -170,7 +188,9 @@ def micro_batch_loss(
     if kl is not None and algorithm.kl_in == "loss":
         loss = loss + algorithm.kl_coef * kl_loss
     if not torch.isfinite(loss):
-        raise BadInput(_not_finite(locals_of(new_log_prob, old_log_prob, ref_log_prob, advantages), loss_mask, sample_id))
+        raise BadInput(
+            _not_finite(locals_of(new_log_prob, old_log_prob, ref_log_prob, advantages), loss_mask, sample_id)
+        )
     return MicroBatchLoss(
         loss=loss,
         policy_loss=policy_loss.detach(),
@@ -194,8 +214,12 @@ def optimizer_step(*, model: nn.Module, optimizer: torch.optim.Optimizer, grad_c
     trained = [p for p in model.parameters() if p.requires_grad]
     norm = torch.nn.utils.clip_grad_norm_(trained, grad_clip)
     if not torch.isfinite(norm):
-        names = [n for n, p in model.named_parameters() if p.grad is not None and not bool(torch.isfinite(p.grad).all())]
-        raise BadInput(f"grad_norm is {float(norm)}; the first gradient that is not finite: {names[0] if names else 'their sum'}")
+        names = [
+            n for n, p in model.named_parameters() if p.grad is not None and not bool(torch.isfinite(p.grad).all())
+        ]
+        raise BadInput(
+            f"grad_norm is {float(norm)}; the first gradient that is not finite: {names[0] if names else 'their sum'}"
+        )
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm.detach()
@@ -235,7 +259,12 @@ def locals_of(
     new_log_prob: Tensor, old_log_prob: Tensor, ref_log_prob: Tensor | None, advantages: Tensor
 ) -> dict[str, Tensor]:
     """The inputs of a loss in the order in which they are made, to name the first that went wrong."""
-    made = {"advantages": advantages, "old_log_prob": old_log_prob, "ref_log_prob": ref_log_prob, "new_log_prob": new_log_prob}
+    made = {
+        "advantages": advantages,
+        "old_log_prob": old_log_prob,
+        "ref_log_prob": ref_log_prob,
+        "new_log_prob": new_log_prob,
+    }
     return {name: tensor for name, tensor in made.items() if tensor is not None}
 
 

@@ -1,6 +1,8 @@
 """Everything that lives through all steps of a run: models, optimizer, prompts, rewards, random streams."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -48,7 +50,11 @@ class World:
 def build(config: RunConfig) -> World:
     """Build a run's world. Raises BadInput for whatever the configuration names and the machine does not have."""
     check_names(config)
-    abort = imports.load_function(config.rollout.abort_function, key="rollout.abort_function") if config.rollout.abort_function else None
+    abort = (
+        imports.load_function(config.rollout.abort_function, key="rollout.abort_function")
+        if config.rollout.abort_function
+        else None
+    )
     scorer = rewards.Scorer(config.reward, config.data, seed=config.seed)  # first: its process starts meanwhile
     try:
         return _build(config, scorer, abort)
@@ -67,8 +73,9 @@ def _build(config: RunConfig, scorer: rewards.Scorer, abort: Abort | None) -> Wo
     reference = models.reference_of(policy) if config.ref else None
     weights = rollout_weights(policy.model, shared=config.rollout.weights == "shared")
     if config.actor.activation_checkpointing:
-        policy.model.gradient_checkpointing_enable({"use_reentrant": False})
-        policy.model.train()  # checkpointing works in training mode only; there is no dropout
+        model: Any = policy.model
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+        model.train()  # checkpointing works in training mode only; there is no dropout
     optimizer = torch.optim.AdamW(
         [p for p in policy.model.parameters() if p.requires_grad],
         lr=config.optim.lr, betas=config.optim.betas, eps=config.optim.eps, weight_decay=config.optim.weight_decay,
@@ -88,16 +95,22 @@ def _build(config: RunConfig, scorer: rewards.Scorer, abort: Abort | None) -> Wo
 
 def check_names(config: RunConfig) -> None:
     """Refuse names that no function bears, with the nearest one that exists."""
-    tables = {
+    tables: dict[str, tuple[str, Mapping[str, object]]] = {
         "algorithm.advantage": (config.algorithm.advantage, ADVANTAGES),
         "algorithm.policy_loss": (config.algorithm.policy_loss, POLICY_LOSSES),
         "algorithm.kl_form": (config.algorithm.kl_form, KL_FORMS),
     }
     for key, (value, known) in tables.items():
         if value not in known:
-            raise BadInput(f"{key} = {value!r} ({config.source_of(key)}) is not one of {', '.join(known)}{nearest(value, known)}")
+            raise BadInput(
+                f"{key} = {value!r} ({config.source_of(key)}) is not one of {', '.join(known)}{nearest(value, known)}"
+            )
     degrees = {axis: degree for axis, degree in config.mesh.model_dump().items() if degree != 1}
     for axis, degree in degrees.items():
-        raise BadInput(f"mesh.{axis} = {degree} ({config.source_of(f'mesh.{axis}')}): this loop runs on one process; use 1")
+        raise BadInput(
+            f"mesh.{axis} = {degree} ({config.source_of(f'mesh.{axis}')}): this loop runs on one process; use 1"
+        )
     if config.critic:
-        raise BadInput(f"critic ({config.source_of('critic')}): algorithm.advantage = {config.algorithm.advantage!r} uses no critic; remove it")
+        raise BadInput(
+            f"critic ({config.source_of('critic')}): algorithm.advantage = {config.algorithm.advantage!r} uses no critic; remove it"
+        )

@@ -14,7 +14,7 @@ Inputs = Mapping[str, Any]
 
 
 def estimates(ledger: Ledger, peaks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row an estimate: name, formula, estimate and measured in bytes, deviation (a fraction), needs (missing inputs)."""
+    """One row an estimate: name, formula, estimate and measured (bytes), deviation (fraction), needs (what lacks)."""
     measured = _measured(ledger)
     inputs = _inputs(ledger)
     activations = _activations(inputs)

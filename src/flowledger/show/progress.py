@@ -26,9 +26,19 @@ def progress(name: str, steps: int, *, quiet: bool) -> Iterator[Callable[[int, M
     """Yields `advance(step, metrics)`. Where nobody looks at a terminal, each step is one line instead of a bar."""
     screen = Console(stderr=True, highlight=False)
     if quiet or not screen.is_terminal:
-        yield (lambda *_: None) if quiet else lambda step, metrics: screen.print(f"step {step + 1}/{steps}  {figures(metrics)}")
+        yield (
+            (lambda *_: None)
+            if quiet
+            else lambda step, metrics: screen.print(f"step {step + 1}/{steps}  {figures(metrics)}")
+        )
         return
-    columns = (TextColumn(name), BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.fields[figures]}"))
+    columns = (
+        TextColumn(name),
+        BarColumn(24),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[figures]}"),
+    )
     with Progress(*columns, console=screen) as bar:
         task = bar.add_task(name, total=steps, figures="")
         yield lambda step, metrics: bar.update(task, completed=step + 1, figures=figures(metrics))

@@ -38,7 +38,14 @@ def telling_sample(ledger: Ledger) -> str | None:
 
 def write_html(ledger: Ledger, path: Path) -> None:
     """The same tables as one file that needs no network. Raises OSError where it cannot be written."""
-    page = Console(record=True, width=REPORT_WIDTH, file=io.StringIO(), highlight=False, force_terminal=True, color_system="truecolor")
+    page = Console(
+        record=True,
+        width=REPORT_WIDTH,
+        file=io.StringIO(),
+        highlight=False,
+        force_terminal=True,
+        color_system="truecolor",
+    )
     page.print(f"[bold]flowledger[/] run [bold]{ledger.run}[/]  ({ledger.directory.state})")
     draw(ledger, page)
     path.write_text(page.export_html(inline_styles=False), encoding="utf-8")
@@ -46,7 +53,9 @@ def write_html(ledger: Ledger, path: Path) -> None:
 
 def conclude(ledger: Ledger, screen: Console) -> None:
     """The findings in a line each where they are not a pass, the recorder's own cost, and where to look next."""
-    findings = ledger.rows("SELECT id, verdict, message, needs FROM findings WHERE source <> 'plan' ORDER BY position, id")
+    findings = ledger.rows(
+        "SELECT id, verdict, message, needs FROM findings WHERE source <> 'plan' ORDER BY position, id"
+    )
     for row in findings:
         if row["verdict"] != "pass":
             needs = f" (needs {', '.join(row['needs'])})" if row["needs"] else ""
@@ -55,14 +64,18 @@ def conclude(ledger: Ledger, screen: Console) -> None:
     screen.print(f"{passed} of {len(findings)} laws and checks hold; run {ledger.directory.state}")
     screen.print(own_cost(ledger))
     where = ledger.directory.path
-    screen.print(f"look: flowledger show {where} shapes|memory|lifetimes|stages   report: {where / 'report.html'}", markup=False)
+    screen.print(
+        f"look: flowledger show {where} shapes|memory|lifetimes|stages   report: {where / 'report.html'}", markup=False
+    )
 
 
 def own_cost(ledger: Ledger) -> str:
     """The recorder's own figures: CPU seconds and their share of the steps, rows, bytes, drops."""
     cost = {
         row["name"]: row["value"]
-        for row in ledger.rows("SELECT name, max(value) AS value FROM metrics WHERE name LIKE 'recorder/%' GROUP BY name")
+        for row in ledger.rows(
+            "SELECT name, max(value) AS value FROM metrics WHERE name LIKE 'recorder/%' GROUP BY name"
+        )
     }
     seconds = ledger.rows("SELECT sum(seconds) AS s FROM step_seconds WHERE source <> 'plan'")[0]["s"]
     if not cost or not seconds:

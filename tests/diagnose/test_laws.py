@@ -1,0 +1,214 @@
+"""The laws hold on healthy runs of any configuration, and each one is broken by the fault that it is there for."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from flowledger.diagnose import laws
+from flowledger.flow.seams import replaced
+from flowledger.ledger import directory, manifest, writer
+from flowledger.ledger.reader import Ledger
+from flowledger.ledger.rows import MemoryRow, SampleRow, StorageRow, TensorRow, TokenRow
+from flowledger.record.adapters.loop import PROBES
+from flowledger.record.attach import attach
+from flowledger.record.recorder import Recorder
+from flowledger.run import loop
+from tests.run.worlds import config
+
+
+def record(path: Path, made, faults=()) -> Path:
+    """A recorded run of this configuration; faults are put in beneath the recorder, which sees what they do."""
+    with loop.prepared(made) as world:
+        book = directory.create(
+            path,
+            manifest.Manifest(
+                run=path.name, level="tokens", config=made.model_dump(mode="json"), bindings=world.bindings
+            ),
+        )
+        ink = writer.Writer(book.part("actor", 0))
+        recorder = Recorder(
+            ink, level="tokens", bindings=world.bindings, ops_every=1, groups=made.data.prompts_per_step
+        )
+        with replaced(faults), attach(PROBES, recorder):
+            list(loop.train(world))
+        ink.close()
+        book.close()
+    return path
+
+
+def verdicts(path: Path) -> dict[str, str]:
+    with Ledger(path) as ledger:
+        return {finding.id: finding.verdict for finding in [*laws.check(ledger), *laws.broken_masks(ledger)]}
+
+
+ALL_PASS = dict.fromkeys([name for name, _, _ in laws.LAWS], "pass")
+
+dynamic = st.fixed_dictionaries({"samples": st.none(), "max_tokens": st.integers(5, 60), "balance": st.booleans()})
+static = st.fixed_dictionaries({"samples": st.integers(1, 2)})
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    prompts=st.sampled_from([1, 2, 4]), group=st.integers(2, 3), response=st.integers(1, 7), running=st.none() | st.integers(1, 5),
+    micro=static | dynamic, epochs=st.integers(1, 2), packed=st.booleans(), checkpointing=st.booleans(), halves=st.booleans(),
+    kl_in=st.sampled_from(["loss", "reward"]), lora=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_every_law_holds_on_recorded_runs_of_any_configuration(
+    tmp_path_factory, prompts, group, response, running, micro, epochs, packed, checkpointing, halves, kl_in, lora, seed
+) -> None:
+    made = config(
+        seed=seed, steps=2, ref={"path": "start"}, model={"lora": {"rank": 2} if lora else None},
+        algorithm={"kl_coef": 0.05, "kl_in": kl_in}, data={"prompts_per_step": prompts},
+        rollout={"samples_per_prompt": group, "max_response_tokens": response, "max_running": running},
+        actor={
+            "micro_batch": micro, "epochs": epochs, "packed": packed, "activation_checkpointing": checkpointing,
+            "mini_batch_prompts": max(1, prompts // 2) if halves else None,
+        },
+    )  # fmt: skip
+    assert verdicts(record(tmp_path_factory.mktemp("laws") / "run", made)) == ALL_PASS
+
+
+def lost(original):
+    """The last sample of each mini-batch goes through no micro-batch."""
+
+    def split(**words):
+        made = original(**words)
+        for batch in made.mini_batches:
+            object.__setattr__(batch, "micro_batches", batch.micro_batches[:-1])
+        return made
+
+    return split
+
+
+def other_temperature(original):
+    def forward(**words):
+        return original(**{**words, "temperature": 2.0})
+
+    return forward
+
+
+def prompt_in_the_loss(original):
+    def stage(**words):
+        made = original(**words)
+        object.__setattr__(made, "loss_mask", torch.ones_like(made.loss_mask))
+        return made
+
+    return stage
+
+
+LEAK: list[torch.Tensor] = []
+
+
+def leaking(original):
+    """Every forward pass is kept, with its graph."""
+
+    def forward(**words):
+        made = original(**words)
+        LEAK.append(made.new_log_prob)
+        return made
+
+    return forward
+
+
+FAULTS = {
+    "a sample that is never trained": ("flowledger.run.batching:split", lost, "tokens_conserved"),
+    "temperature on one side only": ("flowledger.run.forward:micro_batch_forward", other_temperature, "identities"),
+    "a loss mask wider than the response mask": ("flowledger.run.stages:filter", prompt_in_the_loss, "masks_nest"),
+}
+
+
+@pytest.mark.parametrize("name", list(FAULTS))
+def test_each_fault_breaks_its_law(tmp_path, name: str) -> None:
+    target, fault, law = FAULTS[name]
+    early = tuple(range(150))  # many tokens end a response, so that responses differ in length
+    made = config(rollout={"max_response_tokens": 6, "stop_token_ids": early}, actor={"micro_batch": {"samples": 1}})
+    assert verdicts(record(tmp_path / "run", made, [(target, fault)]))[law] == "fail"
+
+
+@contextmanager
+def book(path: Path) -> Iterator[writer.Writer]:
+    made = directory.create(path, manifest.Manifest(run="hand", level="tokens", mesh={"dp": 2}))
+    ink = writer.Writer(made.part("actor", 0))
+    yield ink
+    ink.close()
+    made.close()
+
+
+def access(**columns: object) -> TensorRow:
+    base = {
+        "tensor_name": "prompt_ids", "stage": "rollout", "step": 0, "rank": 0, "dims": "[B_prompt, S_prompt]", "t_ns": 5,
+        "logical_shape": [4, 8], "local_shape": [2, 8], "placement": ["dp=Shard(0)"], "dtype": "int64", "numel": 16,
+        "bytes": 128, "access": "read",
+    }  # fmt: skip
+    return TensorRow(**{**base, **columns})  # type: ignore[arg-type]
+
+
+BY_HAND = {
+    "two halves give the whole": ([access(), access(rank=1)], "shapes_conserved", "pass"),
+    "a shard is too short": ([access(), access(rank=1, local_shape=[1, 8], numel=8, bytes=64)], "shapes_conserved", "fail"),
+    "ranks disagree on the whole": ([access(), access(rank=1, logical_shape=[8, 8])], "shapes_conserved", "fail"),
+    "bytes do not fit the dtype": ([access(bytes=64)], "shapes_conserved", "fail"),
+    "read after it was freed": (
+        [StorageRow(storage=1, event="born", t_ns=1), StorageRow(storage=1, event="freed", t_ns=4), access(storage=1)],
+        "lifetimes_close", "fail",
+    ),
+    "read before it was born": ([StorageRow(storage=1, event="born", t_ns=9), access(storage=1)], "lifetimes_close", "fail"),
+    "read while it lives": (
+        [StorageRow(storage=1, event="born", t_ns=1), StorageRow(storage=1, event="freed", t_ns=9), access(storage=1)],
+        "lifetimes_close", "pass",
+    ),
+    "kinds exceed the allocator": (
+        [MemoryRow(instant="end", kind="total", allocated=10, step=0), MemoryRow(instant="end", kind="param", allocated=11, step=0)],
+        "memory_adds_up", "fail",
+    ),
+    "kinds within the allocator": (
+        [MemoryRow(instant="end", kind="total", allocated=10, step=0), MemoryRow(instant="end", kind="param", allocated=9, step=0)],
+        "memory_adds_up", "pass",
+    ),
+    "a prompt token in the loss": (
+        [TokenRow(sample_id="0", position=0, step=0, attention_mask=1, response_mask=0, loss_mask=1)], "masks_nest", "fail"
+    ),
+    "a response token outside attention": (
+        [TokenRow(sample_id="0", position=0, step=0, attention_mask=0, response_mask=1, loss_mask=0)], "masks_nest", "fail"
+    ),
+    "rollout and trainer differ": (
+        [TokenRow(sample_id="0", position=3, step=0, response_mask=1, old_log_prob=-1.0, rollout_log_prob=-1.1)], "identities", "fail"
+    ),
+    "a ratio before any update": (
+        [TokenRow(sample_id="0", position=3, step=0, response_mask=1, loss_mask=1, old_log_prob=-1.0, ratio=1.2, epoch=0, mini_batch=0)],
+        "identities", "fail",
+    ),
+    "nothing to look at": ([SampleRow(sample_id="0", step=0)], "masks_nest", "skipped"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(BY_HAND))
+def test_laws_by_hand(tmp_path, name: str) -> None:
+    rows, law, verdict = BY_HAND[name]
+    with book(tmp_path / "run") as ink:
+        for row in rows:
+            ink.put(row)
+    assert verdicts(tmp_path / "run")[law] == verdict
+
+
+def test_a_mask_that_does_not_broadcast_is_a_finding(tmp_path) -> None:
+    with book(tmp_path / "run") as ink:
+        ink.put(access(tensor_name="old_log_prob", mask="response_mask", mask_shape=[2, 7]))
+    assert verdicts(tmp_path / "run")["mask_does_not_broadcast"] == "fail"
+
+
+def test_a_leak_is_held_and_its_holder_named(tmp_path) -> None:
+    path = record(
+        tmp_path / "run",
+        config(actor={"micro_batch": {"samples": 1}}),
+        [("flowledger.run.forward:micro_batch_forward", leaking)],
+    )
+    LEAK.clear()
+    with Ledger(path) as ledger:
+        held = ledger.rows("SELECT DISTINCT holder FROM storages WHERE event = 'held' AND holder IS NOT NULL")
+    assert any("LEAK" in row["holder"] for row in held)

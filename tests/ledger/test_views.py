@@ -1,0 +1,198 @@
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowledger.ledger.directory import create
+from flowledger.ledger.manifest import Manifest
+from flowledger.ledger.reader import Ledger
+from flowledger.ledger.rows import MemoryRow, MetricRow, Row, SampleRow, SpanRow, StorageRow, TensorRow
+from flowledger.ledger.writer import Writer
+from tests.ledger.synthetic import KINDS, RESPONSE_LENGTHS, STAGE_MS, synthetic_run
+
+LOG_FIELDS = [
+    "stage", "rank", "tensor_name", "logical_shape", "local_shape", "dtype", "numel", "bytes", "mask_ratio", "lifetime",
+    "comm_type", "latency_ms", "owner",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
+    with Ledger(synthetic_run(tmp_path_factory.mktemp("views") / "a")) as opened:
+        yield opened
+
+
+def of(tmp_path: Path, *rows: Row) -> Ledger:
+    writer = Writer(create(tmp_path / "b", Manifest(run="b")).part("actor", 0))
+    for row in rows:
+        writer.put(row)
+    writer.close()
+    return Ledger(tmp_path / "b")
+
+
+def test_a_stage_has_its_time_its_share_its_tokens_and_its_peak(ledger: Ledger) -> None:
+    rows = {row["stage"]: row for row in ledger.rows("FROM stages WHERE step = 1")}
+    assert list(rows) == list(STAGE_MS)  # in the order of a step
+    assert {stage: round(row["seconds"] * 1e3) for stage, row in rows.items()} == STAGE_MS
+    assert sum(row["share"] for row in rows.values()) == pytest.approx(1.0)
+    update = rows["update_actor"]
+    assert (update["tokens_logical"], update["tokens_valid"], update["tokens_computed"]) == (28, 21, 28)
+    assert update["tokens_per_s"] == pytest.approx(21 / 0.030) and update["peak_bytes"] == 20_000
+
+
+def test_a_begin_and_an_end_are_one_span_and_an_open_one_stays_open(tmp_path: Path) -> None:
+    common = {"name": "a", "span_kind": "stage", "stage": "rollout", "step": 0}
+    with of(
+        tmp_path,
+        SpanRow(id=1, event="begin", start_ns=10, **common),
+        SpanRow(id=2, event="begin", start_ns=20, **common),
+        SpanRow(id=1, event="end", start_ns=10, end_ns=4_000_010, latency_ms=4.0, tokens_valid=7, **common),
+    ) as ledger:
+        rows = ledger.rows("FROM spans_view ORDER BY id")
+        assert [(r["start_ns"], r["end_ns"], r["latency_ms"], r["tokens_valid"]) for r in rows] == [
+            (10, 4_000_010, 4.0, 7), (20, None, None, None),
+        ]  # fmt: skip
+        (stage,) = ledger.rows("FROM stages")
+        assert stage["open_calls"] == 1 and stage["seconds"] == pytest.approx(0.004)
+
+
+def test_shapes_collapse_steps_and_micro_batches_to_ranges(tmp_path: Path) -> None:
+    def logits(shape: list[int], micro_batch: int, layer: int | None = None) -> Row:
+        return TensorRow(
+            step=0, stage="update_actor", phase="forward", tensor_name="logits", dims="[T_logit, V]", micro_batch=micro_batch,
+            logical_shape=shape, local_shape=shape, access="write", layer=layer,
+        )  # fmt: skip
+
+    with of(tmp_path, logits([9, 16], 0, 0), logits([12, 16], 1, 1), logits([4, 16], 2, 1)) as ledger:
+        (row,) = ledger.rows("FROM shapes")
+    assert row["dims"] == "T_logit, V" and row["logical_shape"] == [12, 16] and row["logical_shape_min"] == [4, 16]
+    assert row["layers"] == 2 and row["accesses"] == 3 and row["common_bug"] and row["lifetime"] == "micro_batch"
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_a_mask_fits_exactly_when_numpy_broadcasts_it_or_its_leading_dims_match(
+    ledger: Ledger, data: st.DataObject
+) -> None:
+    shape = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    mask = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+
+    def broadcasts(small: list[int]) -> bool:
+        try:
+            return np.broadcast_shapes(tuple(small), tuple(shape)) == tuple(shape)
+        except ValueError:
+            return False
+
+    expected = len(mask) <= len(shape) and (broadcasts(mask) or broadcasts([*mask, *[1] * (len(shape) - len(mask))]))
+    assert ledger.rows("SELECT mask_fits(?::BIGINT[], ?::BIGINT[]) AS fits", [mask, shape]) == [{"fits": expected}]
+
+
+def test_a_mask_that_does_not_broadcast_is_a_finding_that_names_both(tmp_path: Path) -> None:
+    row = TensorRow(step=0, stage="update_actor", phase="loss", tensor_name="loss_mat", dims="B_micro, S_resp", access="write",
+                    logical_shape=[4, 3], local_shape=[4, 3], mask="loss_mask", mask_shape=[3, 4])  # fmt: skip
+    with of(tmp_path, row) as ledger:
+        (finding,) = ledger.rows("FROM findings_view")
+    assert finding["verdict"] == "fail" and finding["order"] == "shape_mismatch"
+    assert (
+        finding["message"] == "loss_mat [4, 3] in update_actor/loss: its mask loss_mask [3, 4] does not broadcast to it"
+    )
+
+
+def test_the_kinds_and_the_residue_add_up_to_what_is_allocated(ledger: Ledger) -> None:
+    (peak,) = ledger.rows("FROM memory_by_stage WHERE step = 0 AND instant = 'peak'")
+    assert {kind: peak[kind] for kind in KINDS} == KINDS
+    assert peak["residue"] == 20_000 - sum(KINDS.values()) == 500
+    assert peak["fragmentation"] == pytest.approx(0.2)
+    (end,) = ledger.rows("FROM memory_by_stage WHERE step = 0 AND stage = 'rollout'")
+    assert end["residue"] is None and end["allocated"] == 10_000  # nobody took it apart: nothing is claimed
+
+
+def test_the_peak_names_its_step_stage_phase_and_micro_batch(ledger: Ledger) -> None:
+    rows = ledger.rows("FROM peaks")
+    assert [(r["step"], r["stage"], r["phase"], r["micro_batch"], r["peak"]) for r in rows] == [
+        (step, "update_actor", "backward", 1, 20_000) for step in (0, 1)
+    ]
+
+
+def test_of_many_readings_of_one_instant_the_fullest_is_shown_whole(tmp_path: Path) -> None:
+    def reading(micro_batch: int, param: int, activation: int) -> list[Row]:
+        where = {"step": 0, "stage": "update_actor", "instant": "end", "micro_batch": micro_batch, "t_ns": micro_batch}
+        sizes = {"param": param, "activation": activation, "total": param + activation}
+        return [MemoryRow(kind=kind, allocated=size, **where) for kind, size in sizes.items()]
+
+    with of(tmp_path, *reading(0, 900, 10), *reading(1, 100, 1000)) as ledger:
+        (row,) = ledger.rows("FROM memory_by_stage")
+    assert (row["param"], row["activation"], row["allocated"]) == (100, 1000, 1100)
+
+
+def test_lifetimes_say_where_made_who_read_where_freed_and_who_holds(ledger: Ledger) -> None:
+    rows = {row["tensor_name"]: row for row in ledger.rows("FROM lifetimes WHERE step = 0")}
+    prompt = rows["prompt_ids"]
+    assert (prompt["born_at"], prompt["readers"], prompt["freed_at"], prompt["outlives"]) == (
+        "prompt",
+        ["rollout"],
+        "rollout",
+        False,
+    )
+    assert (
+        rows["old_log_prob"]["born_at"] == "old_log_prob/forward"
+        and rows["old_log_prob"]["last_read_at"] == "update_actor"
+    )
+    assert rows["reward"]["holder"] == "dict in loop" and rows["reward"]["outlives"] is True
+    assert rows["response_ids"]["freed_at"] is None and rows["response_ids"]["outlives"] is None
+
+
+def test_a_tensor_freed_later_than_declared_outlives(tmp_path: Path) -> None:
+    def life(storage: int, freed_stage: str, step: int) -> list[Row]:
+        return [
+            TensorRow(step=0, stage="prompt", tensor_name="prompt_ids", access="write", storage=storage, bytes=8),
+            StorageRow(step=0, stage="prompt", storage=storage, event="born", bytes=8),
+            StorageRow(step=step, stage=freed_stage, storage=storage, event="freed"),
+        ]
+
+    with of(tmp_path, *life(1, "rollout", 0), *life(2, "reward", 0), *life(3, "rollout", 1)) as ledger:
+        assert [row["outlives"] for row in ledger.rows("FROM lifetimes ORDER BY storage")] == [False, True, True]
+
+
+def test_samples_are_put_together_from_all_stages_and_the_last_word_wins(ledger: Ledger, tmp_path: Path) -> None:
+    rows = ledger.rows("FROM samples_merged WHERE step = 1")
+    assert [row["sample_id"] for row in rows] == ["4", "5", "6", "7"]
+    assert tuple(row["response_length"] for row in rows) == RESPONSE_LENGTHS
+    assert [row["group_id"] for row in rows] == ["2", "2", "3", "3"] and rows[2]["trained"][0]["micro_batch"] == 1
+    with of(
+        tmp_path, *(SampleRow(sample_id="1", reward=r, attempt=a) for r, a in [(1.0, 0), (2.0, 0), (None, 0), (9.0, 1)])
+    ) as own:
+        assert [(r["attempt"], r["reward"]) for r in own.rows("FROM samples_merged")] == [(0, 2.0), (1, 9.0)]
+
+
+def test_tokens_are_put_together_and_stay_in_order(ledger: Ledger) -> None:
+    rows = ledger.rows("FROM tokens_merged WHERE sample_id = '0'")
+    assert "".join(row["text"] for row in rows) == "abcdefg" and [row["position"] for row in rows] == list(range(7))
+    assert (
+        [row["loss_mask"] for row in rows] == [None] * 4 + [1] * 3
+        and rows[5]["new_log_prob"] == -0.4
+        and rows[5]["token_id"] == 102
+    )
+
+
+def test_the_log_has_exactly_thirteen_fields_in_their_order(ledger: Ledger) -> None:
+    names, rows = ledger.query("FROM log")
+    assert names == LOG_FIELDS and len(rows) == 28
+    first = dict(zip(names, rows[0], strict=True))
+    assert (
+        first["tensor_name"] == "prompt_ids" and first["latency_ms"] == 1.0 and first["bytes"] == 64 and first["owner"]
+    )
+
+
+def test_a_metric_is_the_weighted_mean_over_processes_and_nan_is_never_averaged_away(tmp_path: Path) -> None:
+    with of(
+        tmp_path,
+        MetricRow(step=0, name="kl", raw_name="kl", value=1.0, weight=3.0),
+        MetricRow(step=0, name="kl", raw_name="kl", value=5.0, weight=1.0),
+        MetricRow(step=1, name="kl", raw_name="kl", value=1.0),
+        MetricRow(step=1, name="kl", raw_name="kl", value=float("inf")),
+    ) as ledger:
+        assert [(r["value"], r["special"]) for r in ledger.rows("FROM metrics_by_step")] == [(2.0, None), (None, "inf")]
