@@ -6,6 +6,8 @@ import torch
 from conftest import PROBES, Job
 
 from flowledger.flow.seams import Probe
+from flowledger.record.attach import attach
+from flowledger.record.recorder import Recorder
 
 
 @pytest.mark.parametrize("level", ["steps", "tensors", "tokens"])
@@ -85,3 +87,14 @@ def test_arguments_are_found_by_position_too(record, job):
         job.run()
     reads = rows.of("tensors", tensor_name="full_sequence", access="read", phase="forward")
     assert len(reads) == 4  # forward(model, full_sequence) is called by position, once for each of 4 micro-batches
+
+
+def test_a_sink_that_raises_is_not_noticed(job):
+    class Broken:
+        def put(self, row):
+            raise OSError("no room")
+
+    recorder = Recorder(Broken(), level="tensors", ops_every=1)
+    with attach(PROBES, recorder):
+        job.run()
+    assert recorder.cost()["errors"] > 0

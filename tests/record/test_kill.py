@@ -27,7 +27,9 @@ def test_a_killed_run_is_readable_and_lacks_at_most_the_last_second(tmp_path) ->
     with Ledger(run) as ledger:
         assert ledger.directory.state == "crashed"
         last = ledger.rows("SELECT max(t_ns) AS t FROM spans")[0]["t"]
-        steps = ledger.rows("SELECT count(DISTINCT step) AS n FROM spans WHERE stage = 'update_actor' AND event = 'end'")
+        steps = ledger.rows(
+            "SELECT count(DISTINCT step) AS n FROM spans WHERE stage = 'update_actor' AND event = 'end'"
+        )
     assert (killed_ns - last) / 1e9 < 1.0
     assert steps[0]["n"] >= 1
     assert ledger.torn <= len(list(run.glob("parts/*/*.jsonl")))  # the last line of each file at most

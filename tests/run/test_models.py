@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flowledger.config.schema import Lora, Model, Tiny
@@ -24,13 +24,16 @@ def policy() -> models.Policy:
     return models.load_policy(Model(), seed=0)
 
 
+TOKENS = tiny.tokenizer()
+
+
 @given(st.text(max_size=60))
+@example("a <|pad|> is no padding where a prompt spells it")
 @settings(max_examples=60, deadline=None)
 def test_the_byte_tokenizer_gives_back_any_text_and_its_ids_are_the_bytes(text: str) -> None:
-    tokens = tiny.tokenizer()
-    ids = tokens(text).input_ids
+    ids = TOKENS(text).input_ids
     assert ids == list(text.encode())
-    assert tokens.decode(ids) == text
+    assert TOKENS.decode(ids) == text
 
 
 def test_the_tiny_policy_has_the_sizes_that_were_asked_for() -> None:

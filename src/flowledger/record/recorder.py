@@ -8,18 +8,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, Protocol
 
 from flowledger.flow.seams import Probe
-from flowledger.ledger.rows import FindingRow, Row, SpanRow
+from flowledger.ledger.rows import Row
 from flowledger.record.extract import Templates
+from flowledger.record.facts import Facts
 from flowledger.record.holders import holders
 from flowledger.record.layers import module_in
 from flowledger.record.metrics import metric_rows
 from flowledger.record.observe import Observer
 from flowledger.record.position import Frame, inner
 from flowledger.record.readings import Readings
+from flowledger.record.upkeep import cost, missed, trouble
 from flowledger.record.watch import Watch, pick
 
 clock = time.monotonic_ns
@@ -67,10 +69,8 @@ class Recorder:
         self._spans = self._steps = 0
         self.own_ns = self._rows = 0
         self._troubles: dict[str, int] = {}
-        self._watched: set[str] = set()  # metrics that come from the arguments of calls
+        self._facts = Facts(self._observer, metric=self.metric, meet=self._meet)
         self._readings = Readings(self.put, limit, spare=level == "steps")
-
-    # ---------------------------------------------------------------- called by the wrappers
 
     def enter(
         self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -130,8 +130,6 @@ class Recorder:
             if watch.scope == "step":
                 self.guard(self._end_step, frame)
 
-    # ---------------------------------------------------------------- rows
-
     def put(self, row: Row, frame: Frame, now: int) -> None:
         """Write a row at a position."""
         row.t_ns, row.rank, row.rank_count = now, self._rank, self._rank_count
@@ -139,10 +137,10 @@ class Recorder:
         self._rows += 1
         self._put_row(row)
 
-    def metric(self, name: str, value: Any, *, frame: Frame | None = None, now: int | None = None) -> None:
+    def metric(self, name: str, value: Any, frame: Frame, now: int) -> None:
         """Write a number (or each number of a small tensor) under a canonical name."""
         for row in metric_rows(name, value):
-            self.put(row, frame or self.latest, now or clock())
+            self.put(row, frame, now)
 
     def wants(self, probe: Probe) -> bool:
         """Whether this level has a span for each call. At `steps`, decode steps and calls without a phase go unseen."""
@@ -150,11 +148,7 @@ class Recorder:
 
     def missed(self, probe: Probe) -> None:
         """A probe found nothing to watch."""
-        versions = f" (wanted versions {probe.versions})" if probe.versions else ""
-        verdict, severity = ("skipped", "info") if probe.optional else ("warn", "warning")
-        message = f"{probe.target} is not there{versions}; what it does is not recorded"
-        row = FindingRow(id="probe_missed", verdict=verdict, severity=severity, message=message, needs=[probe.target])
-        self.put(row, self._root, clock())
+        self.put(missed(probe), self._root, clock())
 
     def guard(self, work: Callable[..., Any], *args: Any) -> Any:
         """Run a part of the recorder; an error of its own is counted and, once a kind, becomes a row."""
@@ -167,35 +161,20 @@ class Recorder:
     def _trouble(self, kind: str, error: Exception) -> None:
         self._troubles[kind] = self._troubles.get(kind, 0) + 1
         if self._troubles[kind] == 1:
-            message = f"{kind}: {error}"[:500]
-            self.put(
-                FindingRow(id="recorder_error", verdict="warn", severity="warning", message=message),
-                self.latest,
-                clock(),
-            )
+            with suppress(Exception):  # a sink that cannot take rows must not be noticed either
+                self.put(trouble(kind, error), self.latest, clock())
 
     def cost(self) -> dict[str, float]:
         """What recording has cost so far: CPU seconds (with the writer's thread), rows, bytes, drops, ns per row."""
+        watching = self._operators.mode.own_ns if self._operators is not None else 0
         stats = getattr(self._writer, "stats", None)
-        written = stats() if stats is not None else None
-        own = self.own_ns + (self._operators.mode.own_ns if self._operators is not None else 0)
-        total = own + (written.cpu_ns if written is not None else 0)
-        return {
-            "cpu_s": total / 1e9,
-            "rows": self._rows,
-            "bytes": written.bytes if written is not None else 0,
-            "dropped": written.dropped if written is not None else 0,
-            "ns_per_row": total / max(1, self._rows),
-            "errors": sum(self._troubles.values()),
-        }
+        return cost(self.own_ns + watching, self._rows, stats() if stats is not None else None, self._troubles)
 
     def close(self) -> None:
         """Take the hooks off and write what is still to be said; the writer stays open."""
         self.guard(self._observer.lives.close)
         if self._hooks is not None:
             self.guard(self._hooks.close)
-
-    # ---------------------------------------------------------------- one call
 
     def _entered(
         self, watch: Watch, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], now: int
@@ -205,7 +184,7 @@ class Recorder:
         if watch.scope == "step":
             self._begin_step(frame, facts.get("step"))
         if facts:
-            self._take(facts, frame, now)
+            self._facts.take(facts, frame, now)
         if not watch.whole:
             self._span(watch, frame, "begin")
         if self._operators is not None:
@@ -223,17 +202,16 @@ class Recorder:
     ) -> None:
         given = watch.arguments(args, kwargs)
         if watch.write_facts:
-            self._take(dict(pick(watch.write_facts, result, given)), frame, now)
+            self._facts.take(dict(pick(watch.write_facts, result, given)), frame, now)
         written = pick(watch.writes, result, given)
         if written:
             self._observer.see(watch, frame, "write", written, now)
         if watch.scope == "stage" and self.level != "steps":
             self._observer.write_samples(frame, now)
         for name, value in watch.metrics(result):
-            self.metric(name, value, frame=frame, now=now)
-        for name, value in written if watch.scope == "stage" else ():
-            if name == "generation_metadata":
-                self._schedule(value, frame, now)
+            self.metric(name, value, frame, now)
+        if watch.scope == "stage":
+            self._facts.schedule(written, frame, now)
 
     def _finish(self, watch: Watch, frame: Frame, now: int) -> None:
         """What is written when a call ends, however it ended."""
@@ -246,44 +224,10 @@ class Recorder:
             self._readings.known(self._observer.layers, frame, now)
 
     def _span(self, watch: Watch, frame: Frame, event: str, now: int | None = None) -> None:
-        row: SpanRow = watch.row.__copy__()  # type: ignore[attr-defined]  # twice as quick as copy.copy
-        row.id, row.event, row.start_ns, row.end_ns = frame.id, event, frame.start_ns, now
-        if frame.parent is not None and frame.parent.id:
-            row.parent = frame.parent.id
-        if now is not None:
-            row.tokens_logical, row.tokens_valid = frame.tokens_logical, frame.tokens_valid
-            if self._hooks is not None and self._hooks.tokens > frame.tokens_before:
-                row.tokens_computed = self._hooks.tokens - frame.tokens_before
-            if row.comm_type is not None:
-                row.latency_ms = (now - frame.start_ns) / 1e6
+        row = watch.span(frame, event, now)
+        if now is not None and self._hooks is not None and self._hooks.tokens > frame.tokens_before:
+            row.tokens_computed = self._hooks.tokens - frame.tokens_before
         self.put(row, frame, now if now is not None else frame.start_ns)
-
-    def _take(self, facts: Mapping[str, Any], frame: Frame, now: int) -> None:
-        """Facts that are no tensors."""
-        columns = {}
-        for name, value in facts.items():
-            if name == "policy_version":
-                frame.policy_version = int(value)
-            elif name == "tokenizer":
-                self._observer.tokens.tokenizer = value
-            elif name == "model":
-                self._meet(value)
-            elif name.startswith("metric:"):
-                self._watched.add(name[7:])
-                self.metric(name[7:], value, frame=frame, now=now)
-            elif name.startswith("token:"):
-                columns[name[6:]] = value
-            elif name != "step":
-                self._observer.facts[name] = value
-        if columns:
-            self._observer.token_values(frame, columns, now)
-
-    def _schedule(self, metadata: Any, frame: Frame, now: int) -> None:
-        """Running and waiting samples of each decode step, where no decode step was watched itself."""
-        if metadata.device.type == "cpu" and "rollout/running" not in self._watched:
-            for running, waiting in metadata.tolist():
-                self.metric("rollout/running", running, frame=frame, now=now)
-                self.metric("rollout/waiting", waiting, frame=frame, now=now)
 
     # ---------------------------------------------------------------- steps
 
@@ -353,4 +297,4 @@ class Recorder:
             self.own_ns += operators.mode.own_ns
             operators.write()
         for name, value in self.cost().items():
-            self.metric(f"recorder/{name}", value, frame=frame)
+            self.metric(f"recorder/{name}", value, frame, clock())

@@ -54,12 +54,12 @@ class SampledStep:
         self.mode.mark(frame, frame, "begin" if watch.boundary else "", now)
         self.mode.collective += watch.scope == "collective"
         if watch.probe.phase == "step":
-            self._sign_models()
+            self._sign_gradients()
 
     def ended(self, watch: Watch, frame: Frame, now: int) -> None:
         self.mode.collective -= watch.scope == "collective"
-        if watch.probe.phase == "backward" or watch.scope == "stage":
-            self._sign_models()
+        if watch.probe.phase == "backward":
+            self._sign_gradients()
         self.mode.mark(frame, frame.parent or frame, "end" if watch.boundary else "", now)
 
     def write(self) -> None:
@@ -93,14 +93,18 @@ class SampledStep:
         born.shared = True
         return born.number
 
-    def _sign_models(self) -> None:
-        """Parameters, gradients and optimizer state of all that was met so far."""
+    def _sign_gradients(self) -> None:
+        """Gradients that exist now; they are gone by the end of the step."""
         for module in self._observer.layers.modules():
             for tensor in module.parameters():
-                self.mode.sign(tensor, "parameter")
                 if tensor.grad is not None:
                     self.mode.sign(tensor.grad, "gradient")
-            for tensor in module.buffers():
+
+    def _sign_models(self) -> None:
+        """Parameters, buffers, gradients and optimizer state of all that was met so far."""
+        self._sign_gradients()
+        for module in self._observer.layers.modules():
+            for tensor in (*module.parameters(), *module.buffers()):
                 self.mode.sign(tensor, "parameter")
         for tensor in self._observer.layers.optimizer_tensors():
             self.mode.sign(tensor, "optimizer_state")

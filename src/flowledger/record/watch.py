@@ -13,6 +13,7 @@ from typing import Any
 from flowledger.flow.seams import Function, Probe
 from flowledger.flow.stages import stages
 from flowledger.ledger.rows import SpanRow
+from flowledger.record.position import Frame
 
 _WHOLE = ("epoch", "mini_batch", "micro_batch", "decode", "collective", "call")  # one row at the end is enough
 _MISSING = object()
@@ -33,9 +34,9 @@ class Watch:
         comm, stage = probe.scope == "collective", probe.scope in ("step", "stage")
         self.span_kind = "comm" if comm else "stage" if stage else "compute"
         self.role = probe.role or (_role_of(probe.stage) if self.scope == "stage" else None)
-        self.row = SpanRow(id=0, event="", name=self.name, span_kind=self.span_kind, start_ns=0)
+        self._row = SpanRow(id=0, event="", name=self.name, span_kind=self.span_kind, start_ns=0)
         if comm:
-            self.row.comm_type = self.name
+            self._row.comm_type = self.name
         self.reads, self.read_facts = _split(probe.args)
         self.writes, self.write_facts = _split(probe.results)
         self._metrics = [(_path(key), name) for key, name in probe.metrics.items()]
@@ -55,6 +56,18 @@ class Watch:
             parameters = inspect.signature(self._function).parameters.values()
             self._names = [parameter.name for parameter in parameters if parameter.kind in positional]
         return {**dict(zip(self._names, args, strict=False)), **kwargs}
+
+    def span(self, frame: Frame, event: str, now: int | None) -> SpanRow:
+        """A row of the span of one call; `now` is its end, None at its begin."""
+        row: SpanRow = self._row.__copy__()  # type: ignore[attr-defined]  # twice as quick as copy.copy
+        row.id, row.event, row.start_ns, row.end_ns = frame.id, event, frame.start_ns, now
+        if frame.parent is not None and frame.parent.id:
+            row.parent = frame.parent.id
+        if now is not None:
+            row.tokens_logical, row.tokens_valid = frame.tokens_logical, frame.tokens_valid
+            if row.comm_type is not None:
+                row.latency_ms = (now - frame.start_ns) / 1e6
+        return row
 
     def metrics(self, result: Any) -> Named:
         """(name, value) of each metric in a result."""

@@ -23,6 +23,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(
         tokenizer_object=inner, pad_token=SPECIALS[0], bos_token=SPECIALS[1], eos_token=SPECIALS[2],
         clean_up_tokenization_spaces=False,
+        split_special_tokens=True,  # a prompt that spells `<|pad|>` holds seven bytes and no padding
     )  # fmt: skip
 
 

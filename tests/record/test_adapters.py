@@ -1,0 +1,43 @@
+"""The table of probes fits the loop: every target, parameter, result field and tensor is there."""
+
+import dataclasses
+import inspect
+import typing
+
+import pytest
+
+from flowledger.flow.seams import locate
+from flowledger.flow.tensors import tensors
+from flowledger.record.adapters.loop import PROBES
+
+IDS = [probe.target.rpartition(":")[2] for probe in PROBES]
+STAGES = "flowledger.run.stages:"
+
+
+@pytest.mark.parametrize("probe", PROBES, ids=IDS)
+def test_parameters_and_result_fields_are_those_of_the_function(probe):
+    _, _, function = locate(probe.target)
+    parameters = inspect.signature(function).parameters
+    written = {key.removeprefix("args.") for key in probe.results if key.startswith("args.")}
+    assert {key.partition(".")[0] for key in {*probe.args, *written}} <= set(parameters)
+    made = typing.get_type_hints(function).get("return")
+    fields = {key for key in (*probe.results, *probe.metrics) if key and not key.startswith("args.")}
+    if fields:
+        assert dataclasses.is_dataclass(made)
+        assert fields <= {field.name for field in dataclasses.fields(made)}
+
+
+@pytest.mark.parametrize("probe", PROBES, ids=IDS)
+def test_what_is_not_a_fact_is_a_tensor_of_the_flow(probe):
+    names = {*probe.args.values(), *probe.results.values()}
+    assert {name for name in names if not name.startswith("@")} <= set(tensors())
+
+
+def test_every_tensor_field_of_every_stage_is_watched():
+    for probe in PROBES:
+        if probe.target.startswith(STAGES):
+            made = typing.get_type_hints(locate(probe.target)[2]).get("return")
+            fields = dataclasses.fields(made) if dataclasses.is_dataclass(made) else ()
+            named = {field.name for field in fields if field.name in tensors()}
+            if probe.stage != "update_actor":  # its losses are those of the probes within
+                assert named <= set(probe.results), probe.target
