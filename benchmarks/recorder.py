@@ -35,11 +35,11 @@ from flowledger.flow.seams import Function, Probe, replaced
 STARTED = time.monotonic()
 CONFIG = Path(__file__).resolve().parent.parent / "examples" / "tiny.yaml"
 SIZES = (
-    "model.tiny.hidden_size=256", "model.tiny.heads=8", "model.tiny.kv_heads=4", "model.tiny.ffn_size=1024",
-    "rollout.samples_per_prompt=8", "rollout.max_response_tokens=32", "rollout.max_running=32", "threads=1",
-    "actor.micro_batch.samples=8", "optim.lr=0",
+    "model.tiny.hidden_size=768", "model.tiny.heads=12", "model.tiny.kv_heads=4", "model.tiny.ffn_size=2048",
+    "rollout.samples_per_prompt=8", "rollout.max_response_tokens=16", "rollout.max_running=32", "threads=1",
+    "actor.micro_batch.samples=16", "optim.lr=0",
 )  # fmt: skip
-LAYERS, STEP_S = 6, 1.0  # layers to begin with; more where a step takes less than a second
+LAYERS, STEP_S = 2, 1.0  # layers to begin with; more where a step takes less than a second
 TARGETS = {"steps": 0.002, "tensors": 0.01}
 CADENCE = 50  # one step in so many is watched operator by operator
 BURN_NS = 5_000_000

@@ -224,7 +224,7 @@ def _conclude(path: Path, *, tables: bool) -> None:
     screen = terminal.console()
     with Ledger(path) as ledger:
         if tables:
-            report.draw(ledger, screen)
+            report.draw(ledger, screen, brief=True)
         try:
             report.write_html(ledger, path / "report.html")
         except OSError as error:

@@ -279,7 +279,11 @@ class RunConfig(Section):
                 f"(each optimizer step takes equally many prompts); use {near}"
             )
         samples = self.actor.micro_batch.samples
-        if samples is not None and not self.actor.micro_batch.dynamic and samples > mini * self.rollout.samples_per_prompt:
+        if (
+            samples is not None
+            and not self.actor.micro_batch.dynamic
+            and samples > mini * self.rollout.samples_per_prompt
+        ):
             raise ValueError(
                 f"actor.micro_batch.samples = {samples} exceeds the mini-batch of {mini}*{self.rollout.samples_per_prompt} "
                 f"= {mini * self.rollout.samples_per_prompt} samples; use {mini * self.rollout.samples_per_prompt} or less"

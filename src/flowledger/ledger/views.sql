@@ -160,7 +160,7 @@ FROM explained;
 -- The memory ledger: of several readings of one instant in one stage (micro-batches), the fullest.
 CREATE VIEW memory_by_stage AS
 SELECT memory_readings.* FROM memory_readings LEFT JOIN flow_stages USING (stage)
-QUALIFY row_number() OVER (PARTITION BY run, source, process, step, stage, instant ORDER BY allocated DESC NULLS LAST, t_ns) = 1
+QUALIFY row_number() OVER (PARTITION BY run, source, process, step, stage, phase, instant ORDER BY coalesce(allocated, known) DESC NULLS LAST, t_ns) = 1
 ORDER BY step, flow_stages.position NULLS LAST, t_ns;
 
 -- The peak of each step: the fullest moment that anyone saw, with the composition if it was taken apart there.
@@ -181,7 +181,8 @@ WITH uses AS (
         min(step) AS step, any_value(layer) AS layer,
         arg_min(stage, seq) FILTER (access = 'write') AS write_stage, arg_min(phase, seq) FILTER (access = 'write') AS write_phase,
         arg_min(stage, seq) AS first_stage, arg_min(phase, seq) AS first_phase, min(t_ns) AS first_ns,
-        list_distinct(list(stage ORDER BY seq) FILTER (access = 'read' AND stage IS NOT NULL)) AS readers,
+        list_filter((SELECT list(stage ORDER BY position) FROM flow_stages),
+            lambda one: list_contains(list(stage) FILTER (access = 'read'), one)) AS readers,
         arg_max(stage, seq) FILTER (access = 'read') AS last_read_stage, arg_max(phase, seq) FILTER (access = 'read') AS last_read_phase
     FROM accesses WHERE storage IS NOT NULL
     GROUP BY run, source, process, storage, tensor_name),
@@ -198,7 +199,8 @@ events AS (
 joined AS (
     SELECT run, source, process, storage, tensor_name, coalesce(role, event_role) AS role, coalesce(rank, event_rank) AS rank,
         coalesce(step, event_step) AS step, dims, layer, coalesce(storage_kind, kind) AS kind, coalesce(storage_bytes, bytes) AS bytes,
-        CASE WHEN born_stage IS NOT NULL THEN place(born_stage, born_phase) WHEN write_stage IS NOT NULL THEN place(write_stage, write_phase) END AS born_at,
+        CASE WHEN born_stage IS NOT NULL THEN place(born_stage, born_phase) WHEN write_stage IS NOT NULL THEN place(write_stage, write_phase)
+            WHEN first_stage IS NOT NULL THEN place(first_stage, first_phase) END AS born_at,
         coalesce(readers, []) AS readers,
         CASE WHEN last_read_stage IS NOT NULL THEN place(last_read_stage, last_read_phase)
             WHEN seen_read_stage IS NOT NULL THEN place(seen_read_stage, seen_read_phase) END AS last_read_at,

@@ -134,7 +134,10 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self._marks.append((len(self._events), frame, after, label, now))
 
     def replay(self) -> Iterator[Instant | Event]:
-        """The step once more, in order: births and deaths, the instants that were marked, and the peak at the end."""
+        """The step once more, in order: births, deaths and the instants that were marked; then the peak of every stage.
+
+        The peak of the step is the highest of them.
+        """
         kinds = {id(born): born.kind for born, _, _ in self._events} | {id(born): born.kind for born in self._before}
         live: dict[str, int] = dict.fromkeys(sorted(set(kinds.values())), 0)
         for born in self._before:
@@ -142,7 +145,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         total = sum(live.values())
         marks = iter([*self._marks, (len(self._events) + 1, self._marks[0][1], self._marks[0][1], "", 0)])
         mark, here = next(marks), self._marks[0][1]
-        peak, top = Instant("peak", here, self._marks[0][4], dict(live)), total
+        peaks: dict[str | None, tuple[int, Instant]] = {}
         for index, (born, change, now) in enumerate(self._events):
             while mark[0] <= index:
                 here = mark[2]
@@ -151,15 +154,16 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
                 mark = next(marks)
             live[kinds[id(born)]] += change
             total += change
-            if total > top:
-                peak, top = Instant("peak", here, now, dict(live)), total
+            if here.stage not in peaks or total > peaks[here.stage][0]:
+                peaks[here.stage] = total, Instant("peak", here, now, dict(live))
             if not born.old:
                 yield Event("born" if change > 0 else "freed", born, abs(change), here, now)
         while mark[0] <= len(self._events):
             if mark[3]:
                 yield Instant(mark[3], mark[1], mark[4], dict(live))
             mark = next(marks)
-        yield peak
+        for _, peak in peaks.values():
+            yield peak
 
     @property
     def peak_growth(self) -> int:

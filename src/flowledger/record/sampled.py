@@ -14,7 +14,9 @@ from flowledger.record.operators import Event, Operators
 from flowledger.record.position import Frame
 from flowledger.record.watch import Watch
 
-_SMALL = 1024  # bytes; smaller storages are counted in the sums but get no rows
+# Storages smaller than this share of the step's peak (and never those of 1 KiB) are counted in the sums but get no rows:
+# a step of a real model has a hundred thousand of them, and all together they explain nothing.
+_SMALL_SHARE, _SMALL_BYTES = 1e-4, 1024
 
 
 class _Rows(Protocol):
@@ -28,6 +30,7 @@ class SampledStep:
     def __init__(self, rows: _Rows, observer: Observer, frame: Frame) -> None:
         self._rows, self._observer = rows, observer
         self.mode = Operators(frame)
+        self._small = _SMALL_BYTES
         observer.sign = self.mode.sign
         observer.lives.number_of = self._number_of
 
@@ -65,6 +68,7 @@ class SampledStep:
     def write(self) -> None:
         """All rows of the step, once it is over."""
         self._sign_models()
+        self._small = max(_SMALL_BYTES, int(_SMALL_SHARE * self.mode.peak_growth))
         for seen in self.mode.replay():
             if isinstance(seen, Event):
                 self._storage(seen)
@@ -75,7 +79,7 @@ class SampledStep:
 
     def _storage(self, seen: Event) -> None:
         born = seen.storage
-        if not born.shared and seen.size < _SMALL:
+        if not born.shared and seen.size < self._small:
             return
         if seen.name == "freed" and born.shared:
             return  # the probes follow this one to its end

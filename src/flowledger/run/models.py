@@ -196,7 +196,13 @@ def _with_lora(model: nn.Module, lora: Lora) -> nn.Module:
 
 
 def _settled(model: nn.Module) -> nn.Module:
-    """The model in eval mode, no dropout, no cache by default: what it gives depends on its input alone."""
+    """The model in eval mode, no dropout, no cache by default: what it gives depends on its input alone.
+
+    Its tensors own their memory: weights read from a file are mapped from it, and would be memory that no allocator
+    knows of.
+    """
+    for tensor in (*model.parameters(), *model.buffers()):
+        tensor.data = tensor.data.clone()
     for part in model.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0

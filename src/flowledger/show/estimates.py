@@ -71,11 +71,22 @@ def _inputs(ledger: Ledger) -> dict[str, Any]:
     checkpointed = bool(config.get("actor", {}).get("activation_checkpointing"))
     return {
         **{symbol: bound.get(symbol) for symbol in ("L", "H", "K", "D")},
-        "B_slot": bound.get("B_slot", bound.get("B")),
-        "S_cache": bound.get("S_cache", bound.get("S")),
+        **_cache_sizes(ledger, bound),
         "local_tokens": _local_tokens(ledger),
         "bytes": WIDTH.get(config.get("model", {}).get("dtype", "float32"), 4),
         "factor": FACTOR_CHECKPOINTED if checkpointed else FACTOR,
+    }
+
+
+def _cache_sizes(ledger: Ledger, bound: Mapping[str, int]) -> dict[str, int | None]:
+    """Slots and positions of the KV cache: as recorded, for the data decide the longest prompt; else as bound."""
+    (seen,) = ledger.rows(
+        "SELECT max(local_shape[1]) AS slots, max(local_shape[3]) AS positions FROM accesses "
+        "WHERE tensor_name = 'kv_cache' AND len(local_shape) = 4 AND source <> 'plan'"
+    )
+    return {
+        "B_slot": seen["slots"] or bound.get("B_slot", bound.get("B")),
+        "S_cache": seen["positions"] or bound.get("S_cache", bound.get("S")),
     }
 
 

@@ -1,6 +1,7 @@
 """What a run ends with: the three ledgers, the stages, one sample's passport; and the same as one HTML file."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -12,19 +13,34 @@ ORDER = ("stages", "shapes", "memory", "lifetimes", "metrics")
 REPORT_WIDTH = 150
 
 
-def draw(ledger: Ledger, screen: Console) -> None:
-    """Every table that a newcomer needs, each under a rule; then the passport of one sample."""
+def draw(ledger: Ledger, screen: Console, *, brief: bool = False) -> None:
+    """Every table that a newcomer needs, each under a rule; then the passport of one sample.
+
+    `brief` keeps of the shape ledger the rows where a tensor is made, and of memory the first step and the last.
+    """
     last = ledger.rows("SELECT max(step) AS step FROM spans WHERE event <> 'begin'")[0]["step"]
     for name in ORDER:
         screen.rule(f"[bold]{name}[/]", align="left")
         step = None if name in ("metrics", "memory") else last
-        terminal.draw(tables.table(ledger, name, step=step), screen)
+        made = tables.table(ledger, name, step=step)
+        terminal.draw(shortened(made) if brief else made, screen)
     chosen = telling_sample(ledger)
     if chosen is not None:
         screen.rule(f"[bold]sample {chosen}[/]", align="left")
         passport.draw(passport.passport(ledger, chosen), screen)
     screen.rule("[bold]findings[/]", align="left")
     terminal.draw(tables.table(ledger, "findings"), screen)
+
+
+def shortened(made: tables.Table) -> tables.Table:
+    """A table without what repeats itself: reads in the shape ledger, the steps between in memory."""
+    if made.name == "shapes":
+        return replace(made, rows=[row for row in made.rows if "write" in row["access"]])
+    if made.name == "memory":
+        steps = {row["step"] for row in made.rows if row["step"] is not None}
+        ends = {min(steps, default=None), max(steps, default=None)}
+        return replace(made, rows=[row for row in made.rows if row["step"] in ends and row["stage"] is not None])
+    return made
 
 
 def telling_sample(ledger: Ledger) -> str | None:

@@ -86,7 +86,7 @@ TABLES: dict[str, Spec] = {
     "memory": Spec(
         "FROM memory_by_stage",
         (
-            Column("step", form="count"), Column("stage"), Column("instant"),
+            Column("step", form="count"), Column("stage"), Column("instant", "at"),
             *(Column(kind, _SHORT.get(kind, kind), "bytes") for kind in _KINDS),
             Column("allocated", "alloc", "bytes"), Column("reserved", "resv", "bytes"),
             Column("fragmentation", "frag", "percent"),

@@ -20,6 +20,14 @@ WRAPPED = frozenset({
     ("shapes", "logical_shape"), ("shapes", "common_bug"), ("lifetimes", "readers"), ("findings", "message"),
     ("findings", "next_step"),
 })  # fmt: skip
+# Widths where a terminal is narrower than ROOMY: what does not fit goes on in the next line, so that nothing is lost.
+NARROW: dict[tuple[str, str], int] = {
+    ("shapes", "stage"): 12, ("shapes", "tensor_name"): 18, ("shapes", "logical_shape"): 12, ("shapes", "local_shape"): 9,
+    ("shapes", "mask"): 14, ("shapes", "owner_rank"): 5, ("shapes", "lifetime"): 11, ("shapes", "common_bug"): 6,
+    ("memory", "stage"): 13, ("memory", "instant"): 5,
+    ("lifetimes", "born_at"): 13, ("lifetimes", "tensor_name"): 19, ("lifetimes", "readers"): 17, ("lifetimes", "freed_at"): 14,
+    ("lifetimes", "lifetime"): 11,
+}  # fmt: skip
 BARS = "▁▂▃▄▅▆▇█"
 
 Row = Mapping[str, Any]
@@ -42,11 +50,13 @@ def draw(table: Table, screen: Console, *, wide: bool = False) -> None:
         _draw_metrics(table, screen)
         return
     rows = _latest_steps(table)
+    if table.name == "memory" and not wide:  # a stage begins as the one before it ended
+        rows = [row for row in rows if row["instant"] != "begin"]
     columns = _columns(table, rows, screen, wide)
     grid = _grid(table, columns, rows[:MOST_ROWS], narrow=screen.width < ROOMY)
     _fill(grid, table, columns, rows[:MOST_ROWS], screen)
     screen.print(grid)
-    if len(rows) < len(table.rows):
+    if {row.get("step") for row in rows} != {row.get("step") for row in table.rows}:
         screen.print(f"earlier steps are left out; --step N shows one, --json all {len(table.rows)} rows", style="dim")
     if len(rows) > MOST_ROWS:
         screen.print(
@@ -76,10 +86,8 @@ def _latest_steps(table: Table) -> list[Any]:
 
 
 def _columns(table: Table, rows: list[Any], screen: Console, wide: bool) -> list[Column]:
-    """The columns that a terminal of this width gets: the sections' column and empty wide ones take no room."""
-    hidden = {table.section} | ({"stage"} if table.section == "place" else set())
-    if table.name == "shapes" and (wide or screen.width < ROOMY):
-        hidden.add("common_bug")  # written beneath instead
+    """The columns that a terminal of this width gets: `step` stands above its rows, empty wide columns take no room."""
+    hidden = {"step"} if table.section == "step" else set()
     hidden |= {
         "phase",
         "dims",
@@ -101,13 +109,15 @@ def _grid(table: Table, columns: list[Column], rows: list[Any], *, narrow: bool)
     for column in columns:
         long = (table.name, column.name) in WRAPPED
         number = column.form in NUMERIC
+        width = NARROW.get((table.name, column.name)) if narrow else None
         whole = number or (table.name == "log" and column.form == "shape")
         grid.add_column(
             _heading(table, column, narrow=narrow),
             justify="right" if number else "left",
-            no_wrap=not long,
-            overflow="fold" if long else "ellipsis",
-            min_width=18 if long else _longest(column, rows) if whole else None,
+            no_wrap=not (long or width),
+            overflow="fold" if long or width else "ellipsis",
+            width=width and width + 1,  # with its padding
+            min_width=width or 18 if long else _longest(column, rows) if whole else None,
         )
     return grid
 
@@ -117,29 +127,54 @@ def _longest(column: Column, rows: list[Any]) -> int:
 
 
 def _heading(table: Table, column: Column, *, narrow: bool) -> str:
-    """Sections by stage stand in the first column, so it is named for both."""
-    text = f"stage / {column.heading}" if table.section == "place" and column.name == "tensor_name" else column.heading
-    return text if not narrow or column.name == "tensor_name" else text.replace(" / ", "/\n").replace(" ", "\n")
+    text = column.heading
+    return text.replace(" / ", "/\n").replace(" ", "\n") if narrow else text
 
 
 def _fill(grid: Grid, table: Table, columns: list[Column], rows: list[Any], screen: Console) -> None:
+    """A step stands on a line above its rows; any other section in the first column, once."""
     section: Any = object()
     for row in rows:
-        if table.section and row[table.section] != section:
-            section = row[table.section]
-            if table.rows[0] is not row:
+        cells = [_cell(table, column, row, roomy=screen.width >= ROOMY) for column in columns]
+        if table.section:
+            begins, section = row[table.section] != section, row[table.section]
+            if begins and rows[0] is not row:
                 grid.add_section()
-            label = f"step {section}" if table.section == "step" else str(section or "(outside a stage)")
-            grid.add_row(Text(label, style="bold cyan"), *[""] * (len(columns) - 1))
-        grid.add_row(*(_cell(table, column, row) for column in columns))
+            if begins and table.section == "step":
+                grid.add_row(Text(f"step {section}", style="bold cyan"), *[""] * (len(columns) - 1))
+            if table.section != "step":
+                cells[0] = Text(str(section or "(outside a stage)") if begins else "", style="bold cyan")
+        grid.add_row(*cells)
 
 
-def _cell(table: Table, column: Column, row: Row) -> Text:
+def _cell(table: Table, column: Column, row: Row, *, roomy: bool) -> Text:
+    if column.name == "common_bug":
+        return _bug(table, row, roomy=roomy)
     special = CELLS.get((table.name, column.name))
     text = special(row) if special else Text(written(row.get(column.name), column.form))
     if text.plain == ABSENT:
         text.stylize("dim")
     return text
+
+
+def _place(row: Row) -> Text:
+    return Text(f"{row['stage']}/{row['phase']}" if row["phase"] else row["stage"] or ABSENT)
+
+
+def _bug(table: Table, row: Row, *, roomy: bool) -> Text:
+    """What the bug is in a few words where there is room; else the number under which it stands beneath the table."""
+    bug = row["common_bug"]
+    if bug is None:
+        return Text(ABSENT, style="dim")
+    return (
+        Text(bug.partition(":")[0].partition(";")[0]) if roomy else Text(f"[{_numbered(table)[row['tensor_name']][0]}]")
+    )
+
+
+def _numbered(table: Table) -> dict[str, tuple[int, str]]:
+    """Tensor -> (number, common bug), in the order in which they first stand in the table."""
+    bugs = {row["tensor_name"]: row["common_bug"] for row in table.rows if row["common_bug"]}
+    return {name: (number, bug) for number, (name, bug) in enumerate(bugs.items(), 1)}
 
 
 def _logical(row: Row) -> Text:
@@ -183,6 +218,7 @@ CELLS: dict[tuple[str, str], Callable[[Row], Text]] = {
     ("shapes", "logical_shape"): _logical,
     ("shapes", "local_shape"): _local,
     ("shapes", "mask"): _mask,
+    ("memory", "stage"): _place,
     ("lifetimes", "freed_at"): _freed,
     ("lifetimes", "tensor_name"): _tensor,
     ("findings", "verdict"): _verdict,
@@ -190,11 +226,16 @@ CELLS: dict[tuple[str, str], Callable[[Row], Text]] = {
 
 
 def _common_bugs(table: Table, screen: Console) -> None:
+    """The bugs by their numbers; a wide terminal has them in the table, in short."""
+    if screen.width >= ROOMY:
+        screen.print("common bugs in short; flowledger explain TENSOR tells each in full", style="dim")
+        return
     grid = Grid(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    grid.add_column("", justify="right", no_wrap=True)
     grid.add_column("tensor", no_wrap=True)
     grid.add_column("common bug")
-    for name, bug in {row["tensor_name"]: row["common_bug"] for row in table.rows if row["common_bug"]}.items():
-        grid.add_row(name, bug)
+    for name, (number, bug) in _numbered(table).items():
+        grid.add_row(f"[{number}]", name, bug)
     screen.print(grid)
 
 

@@ -15,7 +15,7 @@ PROBES: tuple[Probe, ...] = (
         target="flowledger.run.loop:rl_step",
         scope="step",
         args={"step": "@step", "world.weights.version": "@policy_version"},
-        metrics={"metrics": "*", "seconds": "perf/step_seconds"},
+        metrics={"metrics": "*"},
     ),
     # ------------------------------------------------------------ stages
     Probe(
@@ -115,7 +115,6 @@ PROBES: tuple[Probe, ...] = (
         target="flowledger.run.stages:weight_sync",
         args={"model": "params"},
         results={"policy_version": "@policy_version", "args.weights": "updated_params"},
-        metrics={"update_ratio": "actor/update_ratio"},
     ),
     Probe(stage="checkpoint", target="flowledger.run.stages:checkpoint", args={"policy": "params"}),
     # ------------------------------------------------------------ within rollout

@@ -1,0 +1,211 @@
+"""The README and the pages say what is so: commands run, links lead somewhere, tables and pictures are those of the code."""
+
+import importlib.util
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from pydantic import BaseModel
+
+from flowledger.config.read import read
+from flowledger.config.schema import RunConfig
+from flowledger.flow.stages import stages
+from flowledger.flow.tensors import tensors
+from flowledger.ledger.reader import Ledger
+from flowledger.ledger.rows import ROWS, columns
+from flowledger.show.explain import explain
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
+PAGES = (*READMES, *sorted(DOCS.glob("*.md")))
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+NEEDS_WEIGHTS = "smollm2"  # 135M parameters: `make run` is the test of these
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    """(language, content) of each fenced block."""
+    return BLOCK.findall(page.read_text(encoding="utf-8"))
+
+
+def commands(page: Path) -> list[str]:
+    """Every line of the page's bash blocks."""
+    return [line for language, content in blocks(page) if language == "bash" for line in content.splitlines()]
+
+
+def flowledger(page: Path, verb: str = "") -> list[list[str]]:
+    """The words after `flowledger` of each such command that can run here."""
+    found = [shlex.split(line)[1:] for line in commands(page) if line.startswith(f"flowledger {verb}")]
+    return [words for words in found if not any(NEEDS_WEIGHTS in word for word in words)]
+
+
+def shown(page: Path) -> Iterator[tuple[list[str], str]]:
+    """Each command with the output that stands below it, or an empty text."""
+    for (language, content), (following, output) in pairwise([*blocks(page), ("", "")]):
+        if language == "bash" and content.startswith("flowledger") and NEEDS_WEIGHTS not in content:
+            yield shlex.split(content)[1:], output if following == "text" else ""
+
+
+def headings(output: str) -> list[str]:
+    """The words of the first line in which no digit stands: column headings, not values."""
+    first = next(iter(output.splitlines()), "")
+    return [word for word in first.split() if not re.search(r"\d", word)]
+
+
+def script(name: str) -> ModuleType:
+    """A script of docs/, loaded by its place."""
+    spec = importlib.util.spec_from_file_location(Path(name).stem, DOCS / name)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def settings(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The dotted key of every setting."""
+    for name, field in model.model_fields.items():
+        key = prefix + (field.alias or name)
+        inner = next((part for part in _parts(field.annotation) if issubclass(part, BaseModel)), None)
+        yield from settings(inner, f"{key}.") if inner else [key]
+
+
+def _parts(annotation: object) -> Iterator[type]:
+    if isinstance(annotation, type) and not hasattr(annotation, "__args__"):
+        yield annotation
+    for part in getattr(annotation, "__args__", ()):
+        yield from _parts(part)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with the examples in it, where the README's commands are run."""
+    folder = tmp_path_factory.mktemp("newcomer")
+    (folder / "examples").symlink_to(ROOT / "examples")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def outputs(place: Path) -> list[tuple[list[str], str, str]]:
+    """Every flowledger command of the README, run in order: words, what the README shows, what came out."""
+    environment = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1"}
+    results = []
+    for words, output in shown(READMES[0]):
+        done = subprocess.run(
+            [sys.executable, "-m", "flowledger.cli", *words], cwd=place, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"flowledger {' '.join(words)}: exit code {done.returncode}\n{done.stderr}"
+        results.append((words, output, done.stdout + done.stderr))
+    return results
+
+
+def test_every_verb_of_the_readme_prints_the_headings_it_shows(outputs: list[tuple[list[str], str, str]]) -> None:
+    assert {words[0] for words, _, _ in outputs} == {"run", "show", "sample", "sql", "explain"}
+    for words, readme, real in outputs:
+        assert headings(readme), f"flowledger {' '.join(words)} shows no headings"
+        missing = [word for word in headings(readme) if word not in real]
+        assert not missing, f"flowledger {' '.join(words)} does not print {missing}:\n{real[:2000]}"
+
+
+def test_sql_of_the_pages_works_on_the_run_of_the_readme(
+    place: Path, outputs: list[tuple[list[str], str, str]]
+) -> None:
+    statements = [words[2] for page in PAGES for words in flowledger(page, "sql")]
+    assert len(statements) > len(READMES)
+    with Ledger(place / "runs" / "first") as ledger:
+        for statement in statements:
+            assert ledger.query(statement)[1], f"{statement!r} gives no rows"
+
+
+def test_both_readmes_have_the_same_commands() -> None:
+    english, chinese = map(commands, READMES)
+    assert english == chinese
+    assert "make run" in english
+    assert "make test" in english
+
+
+def test_run_commands_of_the_pages_are_valid_configurations(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    runs = [words for page in PAGES for words in flowledger(page, "run")]
+    assert len(runs) > len(READMES)
+    for words in runs:
+        overrides = [word for word in words[2:] if "=" in word]
+        assert read(words[1], overrides).steps >= 1
+
+
+def test_explain_knows_the_words_that_pages_ask_for() -> None:
+    for page in PAGES:
+        for words in flowledger(page, "explain"):
+            assert explain(words[1], "zh")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_of_a_page_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#]+?)\)", page.read_text(encoding="utf-8"))
+    dead = [link for link in links if "://" not in link and not (page.parent / link).exists()]
+    assert links
+    assert not dead
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if not page.name.endswith(".zh-CN.md")], ids=lambda p: p.name)
+def test_a_page_has_a_chinese_twin_with_the_same_sections(page: Path) -> None:
+    twin = page.with_name(page.name.replace(".md", ".zh-CN.md"))
+    levels = [
+        re.findall(r"^#+(?= )", BLOCK.sub("", file.read_text(encoding="utf-8")), re.MULTILINE) for file in (page, twin)
+    ]
+    assert levels[0] == levels[1]
+
+
+@pytest.mark.parametrize("name", ["ledger.md", "ledger.zh-CN.md"])
+def test_every_column_and_view_of_the_ledger_is_described(name: str) -> None:
+    text = (DOCS / name).read_text(encoding="utf-8")
+    common, *sections = re.split(r"^## (?=`\w+`$)", text, flags=re.MULTILINE)
+    described = {section.partition("\n")[0].strip("`"): common + section for section in sections}
+    for row in ROWS:
+        for column, kind in columns(row).items():
+            assert f"| `{column}` | {kind} | " in described[row.table], f"{row.table}.{column}"
+    views = re.findall(
+        r"^CREATE VIEW (\w+)", (ROOT / "src/flowledger/ledger/views.sql").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert views
+    assert not [view for view in views if f"`{view}`" not in text]
+
+
+@pytest.mark.parametrize("name", ["the-flow.md", "the-flow.zh-CN.md"])
+def test_every_stage_and_tensor_is_named_in_the_flow(name: str) -> None:
+    text = (DOCS / name).read_text(encoding="utf-8")
+    assert not [word for word in (*stages(), *tensors()) if f"\n| `{word}` |" not in text]
+
+
+@pytest.mark.parametrize("name", ["getting-started.md", "getting-started.zh-CN.md"])
+def test_every_setting_is_described(name: str) -> None:
+    text = (DOCS / name).read_text(encoding="utf-8")
+    keys = list(settings(RunConfig))
+    assert {"steps", "rollout.samples_per_prompt", "reward.components.kind", "mesh.tp", "async.max_staleness"} <= {
+        *keys
+    }
+    assert not [key for key in keys if f"`{key}`" not in text and f"`{key.rpartition('.')[2]}`" not in text]
+
+
+def test_tables_in_pages_are_those_of_the_flow() -> None:
+    fill_tables = script("fill_tables.py")
+    stale = [page.name for page in fill_tables.pages() if fill_tables.filled(page) != page.read_text(encoding="utf-8")]
+    assert not stale, "run: python docs/fill_tables.py"
+
+
+def test_pictures_are_those_of_the_flow() -> None:
+    pictures = script("images/draw_flow.py").pictures()
+    stale = [path.name for path, content in pictures.items() if path.read_text(encoding="utf-8") != content]
+    assert not stale, "run: python docs/images/draw_flow.py"
+
+
+def test_headings_are_words_and_not_values() -> None:
+    assert headings(" stage  time  share\n prompt  4 ms  1%") == ["stage", "time", "share"]
+    assert headings("step 1/3  reward 0.073") == ["step", "reward"]
+    assert headings("") == []
