@@ -265,8 +265,9 @@ class RunConfig(Section):
         """`examples/tiny.yaml:12`, `command line`, or `default@<version>` for a dotted key."""
         parts = key.split(".")
         prefixes = (".".join(parts[:n]) for n in range(len(parts), 0, -1))
-        found = (self._sources[prefix] for prefix in prefixes if prefix in self._sources)
-        return next(found, f"default@{VERSION}")
+        found = [self._sources[prefix] for prefix in prefixes if prefix in self._sources]
+        within = [source for name, source in self._sources.items() if name.startswith(f"{key}.")]
+        return next(iter([*found, *within]), f"default@{VERSION}")
 
     @model_validator(mode="after")
     def _batches_fit(self) -> "RunConfig":

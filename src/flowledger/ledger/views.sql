@@ -68,7 +68,7 @@ peaks_of_stages AS (
     FROM memory WHERE kind = 'total' GROUP BY run, source, step, stage)
 SELECT merged.run, merged.source, merged.step, merged.stage, merged.role, merged.calls, merged.open_calls,
     merged.seconds, merged.seconds / nullif(step_seconds.seconds, 0) AS share, tokens_logical, tokens_valid,
-    tokens_computed, tokens_valid / nullif(merged.seconds, 0) AS tokens_per_s, peak AS peak_bytes
+    tokens_computed, CASE WHEN tokens_computed IS NOT NULL THEN tokens_valid / nullif(merged.seconds, 0) END AS tokens_per_s, peak AS peak_bytes
 FROM merged
 LEFT JOIN step_seconds ON merged.run = step_seconds.run AND merged.source = step_seconds.source
     AND merged.step IS NOT DISTINCT FROM step_seconds.step
@@ -153,7 +153,7 @@ explained AS (
     FROM wide)
 SELECT run, source, process, rank, step, stage, phase, epoch, mini_batch, micro_batch, instant, t_ns, param, grad,
     optimizer, activation, kv_cache, comm_buffer, temporary, batch, coalesce(allocated - known, stated_residue) AS residue,
-    known, coalesce(allocated, known) AS allocated, reserved, peak_since_stage, device_used, host_used, "limit",
+    known, allocated, reserved, peak_since_stage, device_used, host_used, "limit",
     coalesce(stated_fragmentation, 1 - allocated / nullif(reserved, 0)) AS fragmentation
 FROM explained;
 
@@ -165,8 +165,8 @@ ORDER BY step, flow_stages.position NULLS LAST, t_ns;
 
 -- The peak of each step: the fullest moment that anyone saw, with the composition if it was taken apart there.
 CREATE VIEW peaks AS
-SELECT * EXCLUDE (t_ns, peak_since_stage), greatest(coalesce(peak_since_stage, 0), coalesce(allocated, 0)) AS peak
-FROM memory_readings WHERE coalesce(peak_since_stage, allocated) IS NOT NULL
+SELECT * EXCLUDE (t_ns, peak_since_stage), greatest(coalesce(peak_since_stage, 0), coalesce(allocated, known, 0)) AS peak
+FROM memory_readings WHERE coalesce(peak_since_stage, allocated, known) IS NOT NULL
 QUALIFY row_number() OVER (PARTITION BY run, source, process, step
     ORDER BY instant = 'peak' DESC, peak DESC, known DESC NULLS LAST, t_ns) = 1
 ORDER BY step, process;

@@ -84,5 +84,10 @@ class Tokens:
         if token is None or self.tokenizer is None:
             return None
         if token not in self._texts:
-            self._texts[token] = str(self.tokenizer.decode([token]))
+            self._texts[token] = self._spelled(token)
         return self._texts[token]
+
+    def _spelled(self, token: int) -> str:
+        """Its text; a token that is only a part of a character is spelled as the vocabulary spells it."""
+        text = str(self.tokenizer.decode([token]))
+        return str(self.tokenizer.convert_ids_to_tokens(token)) if "\ufffd" in text else text

@@ -44,9 +44,7 @@ def grpo(inputs: AdvantageInputs) -> Estimate:
 
     A group of one keeps its raw reward (mean 0, std 1), as verl does. Samples out of the loss are out of the statistics.
     """
-    counted = by_group(
-        reward=(inputs.mask.sum(-1) > 0).to(inputs.token_level_reward.dtype), group_size=inputs.group_size
-    )
+    counted = (inputs.mask.sum(-1) > 0).to(inputs.token_level_reward.dtype).view(-1, inputs.group_size)  # [B_prompt, G]
     rewards = by_group(reward=inputs.token_level_reward.sum(-1), group_size=inputs.group_size)
     n = counted.sum(1, keepdim=True)  # [B_prompt, 1]
     mean = (rewards * counted).sum(1, keepdim=True) / n.clamp(min=1)

@@ -76,7 +76,7 @@ class Advantages:
     advantage: Tensor  # float32 [B_prompt*G]
     advantages: Tensor  # float32 [B_prompt*G, S_resp]
     returns: Tensor  # float32 [B_prompt*G, S_resp]
-    token_level_reward: Tensor  # float32 [B_prompt*G, S_resp], after the KL penalty where KL is in the reward
+    token_level_reward: Tensor | None  # float32 [B_prompt*G, S_resp], with the KL penalty where KL is in the reward
     kl: Tensor | None  # float32 [B_prompt*G, S_resp], where KL is in the reward
 
 

@@ -239,7 +239,7 @@ def advantage(
         advantage=made.advantage,
         advantages=made.advantages,
         returns=made.returns,
-        token_level_reward=token_level_reward,
+        token_level_reward=None if kl is None else token_level_reward,
         kl=kl,
     )
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from flowledger.flow.errors import BadInput, nearest
+from flowledger.flow.errors import BadInput
 from flowledger.ledger.reader import Ledger
 from flowledger.show.plain import as_json
 from flowledger.show.words import (
@@ -132,12 +132,15 @@ def _once(tensors: Rows) -> Rows:
     return list(found.values())
 
 
+PER_SAMPLE = ("B", "B_prompt", "B_prompt*G", "B_micro", "B_mini", "B_run")
+IDENTITY = ("sample_id", "group_id")  # every hop carries them; they say nothing of the sample's way
+
+
 def _slice(row: dict[str, Any]) -> list[int] | None:
-    """The shape of one sample's part: without the dim that counts prompts or samples; packed tensors stay whole."""
+    """The shape of one sample's part: without the dim that counts prompts or samples. None: no part is this sample's."""
     shape, dims = row["local_shape"], row["dims"]
-    counts = dims.split(",")[0].strip() if dims else ""
-    if not shape or counts not in ("B", "B_prompt", "B_prompt*G", "B_micro", "B_mini", "B_run"):
-        return list(shape) if shape is not None else None
+    if shape is None or not dims or dims.split(",")[0].strip() not in PER_SAMPLE:
+        return None
     return list(shape[1:]) if dims != "B_prompt, G" else []
 
 
@@ -175,7 +178,7 @@ def _unknown(ledger: Ledger, sample_id: str) -> str:
         return f"run {ledger.run} has no samples (level {level!r}); sample needs level tensors or tokens"
     numbers = sorted(int(name) for name in known if name.isdecimal())
     spread = f"it has {numbers[0]} to {numbers[-1]}" if len(numbers) == len(known) else f"it has {len(known)} others"
-    return f"run {ledger.run} has no sample {sample_id!r}; {spread}{nearest(sample_id, known)}"
+    return f"run {ledger.run} has no sample {sample_id!r}; {spread}"
 
 
 def passport_json(found: Passport, run: str) -> str:
@@ -227,13 +230,13 @@ def _hop_grid(hops: Rows) -> Grid:
 
 
 def _touched(tensors: Rows, access: str) -> str:
-    """Tensors by name with the shape of this sample's slice."""
-    parts = [
-        f"{row['tensor_name']} {'' if row['slice'] is None else human_shape(row['slice'])}".strip()
+    """Tensors by name with the shape of this sample's part; a part of one value has no shape to tell."""
+    parts = {
+        row["tensor_name"]: f"{row['tensor_name']} {human_shape(row['slice'])}" if row["slice"] else row["tensor_name"]
         for row in tensors
-        if row["access"] == access
-    ]
-    return "\n".join(parts)
+        if row["access"] == access and row["slice"] is not None and row["tensor_name"] not in IDENTITY
+    }
+    return ", ".join(text.replace(" [", "\u00a0[") for text in parts.values())
 
 
 def _values(values: dict[str, Any]) -> str:

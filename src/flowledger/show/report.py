@@ -76,8 +76,12 @@ def conclude(ledger: Ledger, screen: Console) -> None:
         if row["verdict"] != "pass":
             needs = f" (needs {', '.join(row['needs'])})" if row["needs"] else ""
             screen.print(f"{row['verdict']}: {row['message']}{needs}", markup=False)
-    passed = sum(row["verdict"] == "pass" for row in findings)
-    screen.print(f"{passed} of {len(findings)} laws and checks hold; run {ledger.directory.state}")
+    counts = {
+        verdict: sum(row["verdict"] == verdict for row in findings) for verdict in ("pass", "warn", "fail", "skipped")
+    }
+    said = {"pass": "hold", "warn": "warn", "fail": "are broken", "skipped": "not checked"}
+    laws = ", ".join(f"{n} {said[verdict]}" for verdict, n in counts.items() if n)
+    screen.print(f"laws: {laws}; run {ledger.directory.state}")
     screen.print(own_cost(ledger))
     where = ledger.directory.path
     screen.print(
@@ -86,18 +90,27 @@ def conclude(ledger: Ledger, screen: Console) -> None:
 
 
 def own_cost(ledger: Ledger) -> str:
-    """The recorder's own figures: CPU seconds and their share of the steps, rows, bytes, drops."""
+    """The recorder's own figures: CPU seconds and their share of the steps, watched ones apart; rows, bytes, drops."""
     cost = {
         row["name"]: row["value"]
         for row in ledger.rows(
             "SELECT name, max(value) AS value FROM metrics WHERE name LIKE 'recorder/%' GROUP BY name"
         )
     }
-    seconds = ledger.rows("SELECT sum(seconds) AS s FROM step_seconds WHERE source <> 'plan'")[0]["s"]
-    if not cost or not seconds:
+    if not cost:
         return "recorder: no step ended"
-    cpu = cost.get("recorder/cpu_s", 0.0)
+    steps = ledger.rows(
+        "WITH own AS (SELECT step, value - coalesce(lag(value) OVER (ORDER BY step), 0) AS cpu FROM metrics_by_step "
+        "WHERE name = 'recorder/cpu_s' AND source <> 'plan') "
+        "SELECT step IN (SELECT step FROM memory WHERE instant = 'peak' AND source <> 'plan') AS watched, count(*) AS n, "
+        "sum(cpu) AS cpu, sum(seconds) AS seconds FROM own JOIN step_seconds USING (step) GROUP BY watched ORDER BY watched"
+    )
+    shares = ", ".join(
+        f"{row['cpu']:.2f} s CPU in {row['n']} step{'s' * (row['n'] > 1)}{' watched operator by operator' * row['watched']} "
+        f"({row['cpu'] / row['seconds']:.2%})"
+        for row in steps
+    )
     return (
-        f"recorder: {cpu:.2f} s CPU ({cpu / seconds:.2%} of {seconds:.1f} s), {cost.get('recorder/rows', 0):,.0f} rows, "
+        f"recorder: {shares}; {cost.get('recorder/rows', 0):,.0f} rows, "
         f"{cost.get('recorder/bytes', 0) / 2**20:.1f} MiB, {cost.get('recorder/dropped', 0):,.0f} dropped"
     )

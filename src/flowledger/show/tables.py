@@ -88,7 +88,7 @@ TABLES: dict[str, Spec] = {
         (
             Column("step", form="count"), Column("stage"), Column("instant", "at"),
             *(Column(kind, _SHORT.get(kind, kind), "bytes") for kind in _KINDS),
-            Column("allocated", "alloc", "bytes"), Column("reserved", "resv", "bytes"),
+            Column("known", "live", "bytes"), Column("allocated", "alloc", "bytes"), Column("reserved", "resv", "bytes"),
             Column("fragmentation", "frag", "percent"),
             Column("phase", wide=True), Column("rank", form="count", wide=True),
             Column("micro_batch", form="count", wide=True),
@@ -102,7 +102,7 @@ TABLES: dict[str, Spec] = {
         (
             Column("born_at", "made in"), Column("tensor_name", "tensor"), Column("readers", "read by"),
             Column("freed_at", "freed in"),
-            Column("declared_freed_by", "declared"), Column("lifetime"), Column("bytes", form="bytes"),
+            Column("declared_freed_by", "needed until"), Column("lifetime"), Column("bytes", form="bytes"),
             Column("storages", "times", "count"), Column("outlives", form="flag"), Column("holder"),
             Column("last_read_at", "last read", wide=True), Column("kind", wide=True), Column("role", wide=True),
             Column("total_bytes", form="bytes", wide=True), Column("alive_ms", "alive", "milliseconds", wide=True),
@@ -116,7 +116,7 @@ TABLES: dict[str, Spec] = {
             Column("step", form="count"), Column("stage"), Column("seconds", "time", "seconds"),
             Column("share", form="percent"),
             Column("tokens_logical", "logical tokens", "count"), Column("tokens_valid", "valid", "count"),
-            Column("tokens_computed", "computed", "count"), Column("tokens_per_s", "valid/s", "number"),
+            Column("tokens_computed", "computed", "count"), Column("tokens_per_s", "valid/s", "count"),
             Column("peak_bytes", "peak", "bytes"), Column("role", wide=True), Column("calls", form="count", wide=True),
             Column("open_calls", "never ended", "count", wide=True),
         ),

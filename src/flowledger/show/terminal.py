@@ -22,10 +22,10 @@ WRAPPED = frozenset({
 })  # fmt: skip
 # Widths where a terminal is narrower than ROOMY: what does not fit goes on in the next line, so that nothing is lost.
 NARROW: dict[tuple[str, str], int] = {
-    ("shapes", "stage"): 12, ("shapes", "tensor_name"): 18, ("shapes", "logical_shape"): 12, ("shapes", "local_shape"): 9,
+    ("shapes", "stage"): 12, ("shapes", "tensor_name"): 19, ("shapes", "logical_shape"): 14, ("shapes", "local_shape"): 9,
     ("shapes", "mask"): 14, ("shapes", "owner_rank"): 5, ("shapes", "lifetime"): 11, ("shapes", "common_bug"): 6,
     ("memory", "stage"): 13, ("memory", "instant"): 5,
-    ("lifetimes", "born_at"): 13, ("lifetimes", "tensor_name"): 19, ("lifetimes", "readers"): 17, ("lifetimes", "freed_at"): 14,
+    ("lifetimes", "born_at"): 13, ("lifetimes", "tensor_name"): 19, ("lifetimes", "readers"): 14, ("lifetimes", "freed_at"): 14, ("lifetimes", "declared_freed_by"): 12,
     ("lifetimes", "lifetime"): 11,
 }  # fmt: skip
 BARS = "▁▂▃▄▅▆▇█"
@@ -63,7 +63,7 @@ def draw(table: Table, screen: Console, *, wide: bool = False) -> None:
             f"{len(rows) - MOST_ROWS} more rows; --step N or --stage NAME narrows, --csv gives all", style="dim"
         )
     if beneath := BENEATH.get(table.name):
-        beneath(table, screen)
+        beneath(table, screen, columns)
 
 
 def draw_result(names: Sequence[str], rows: Sequence[Sequence[Any]], screen: Console) -> None:
@@ -94,9 +94,10 @@ def _columns(table: Table, rows: list[Any], screen: Console, wide: bool) -> list
         "broadcast",
         "common_bug_zh",
         "holder",
-        "declared_freed_by",
         "outlives",
         "ranks",
+        "layers",
+        "mask_fits",
         "accesses",
     } | {column.name for column in table.columns if column.name.endswith("_min")}
     shown = [column for column in table.columns if column.name not in hidden and (wide or not column.wide)]
@@ -105,7 +106,7 @@ def _columns(table: Table, rows: list[Any], screen: Console, wide: bool) -> list
 
 def _grid(table: Table, columns: list[Column], rows: list[Any], *, narrow: bool) -> Grid:
     """Numbers are never cut, sentences wrap, names are cut last."""
-    grid = Grid(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
+    grid = Grid(box=SIMPLE_HEAD, padding=(0, 0 if narrow else 1, 0, 0), header_style="bold", pad_edge=False)
     for column in columns:
         long = (table.name, column.name) in WRAPPED
         number = column.form in NUMERIC
@@ -116,7 +117,7 @@ def _grid(table: Table, columns: list[Column], rows: list[Any], *, narrow: bool)
             justify="right" if number else "left",
             no_wrap=not (long or width),
             overflow="fold" if long or width else "ellipsis",
-            width=width and width + 1,  # with its padding
+            width=width,
             min_width=width or 18 if long else _longest(column, rows) if whole else None,
         )
     return grid
@@ -135,7 +136,7 @@ def _fill(grid: Grid, table: Table, columns: list[Column], rows: list[Any], scre
     """A step stands on a line above its rows; any other section in the first column, once."""
     section: Any = object()
     for row in rows:
-        cells = [_cell(table, column, row, roomy=screen.width >= ROOMY) for column in columns]
+        cells = [_cell(table, column, row, roomy=_roomy(screen, columns)) for column in columns]
         if table.section:
             begins, section = row[table.section] != section, row[table.section]
             if begins and rows[0] is not row:
@@ -145,6 +146,11 @@ def _fill(grid: Grid, table: Table, columns: list[Column], rows: list[Any], scre
             if table.section != "step":
                 cells[0] = Text(str(section or "(outside a stage)") if begins else "", style="bold cyan")
         grid.add_row(*cells)
+
+
+def _roomy(screen: Console, columns: list[Column]) -> bool:
+    """Whether sentences find room in the table: a wide terminal, and no columns beyond the usual ones."""
+    return screen.width >= ROOMY and not any(column.wide for column in columns)
 
 
 def _cell(table: Table, column: Column, row: Row, *, roomy: bool) -> Text:
@@ -158,7 +164,7 @@ def _cell(table: Table, column: Column, row: Row, *, roomy: bool) -> Text:
 
 
 def _place(row: Row) -> Text:
-    return Text(f"{row['stage']}/{row['phase']}" if row["phase"] else row["stage"] or ABSENT)
+    return Text(f"{row['stage']}/{row['phase']}" if row["phase"] else row["stage"] or "whole step")
 
 
 def _bug(table: Table, row: Row, *, roomy: bool) -> Text:
@@ -225,9 +231,9 @@ CELLS: dict[tuple[str, str], Callable[[Row], Text]] = {
 }
 
 
-def _common_bugs(table: Table, screen: Console) -> None:
+def _common_bugs(table: Table, screen: Console, columns: list[Column]) -> None:
     """The bugs by their numbers; a wide terminal has them in the table, in short."""
-    if screen.width >= ROOMY:
+    if _roomy(screen, columns):
         screen.print("common bugs in short; flowledger explain TENSOR tells each in full", style="dim")
         return
     grid = Grid(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
@@ -239,7 +245,7 @@ def _common_bugs(table: Table, screen: Console) -> None:
     screen.print(grid)
 
 
-def _peak_and_estimates(table: Table, screen: Console) -> None:
+def _peak_and_estimates(table: Table, screen: Console, columns: list[Column]) -> None:
     peak = table.summary.get("peak")
     if not peak:
         return
@@ -275,7 +281,10 @@ def _peak_and_estimates(table: Table, screen: Console) -> None:
     screen.print(grid)
 
 
-BENEATH: dict[str, Callable[[Table, Console], None]] = {"shapes": _common_bugs, "memory": _peak_and_estimates}
+BENEATH: dict[str, Callable[[Table, Console, list[Column]], None]] = {
+    "shapes": _common_bugs,
+    "memory": _peak_and_estimates,
+}
 
 
 def _draw_metrics(table: Table, screen: Console) -> None:

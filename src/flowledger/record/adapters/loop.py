@@ -97,6 +97,20 @@ PROBES: tuple[Probe, ...] = (
         results={name: name for name in ("advantage", "advantages", "returns", "token_level_reward", "kl")},
     ),
     Probe(
+        stage="advantage",
+        target="flowledger.run.advantages:by_group",
+        scope="call",
+        args={"reward": "reward"},
+        results={"": "reward"},
+    ),
+    Probe(
+        stage="advantage",
+        target="flowledger.run.advantages:spread",
+        scope="call",
+        args={"advantage": "advantage", "mask": "loss_mask"},
+        results={"": "advantages"},
+    ),
+    Probe(
         stage="update_actor",
         target="flowledger.run.stages:update_actor",
         args={
