@@ -53,7 +53,7 @@ def draw(table: Table, screen: Console, *, wide: bool = False) -> None:
     if table.name == "memory" and not wide:  # a stage begins as the one before it ended
         rows = [row for row in rows if row["instant"] != "begin"]
     columns = _columns(table, rows, screen, wide)
-    grid = _grid(table, columns, rows[:MOST_ROWS], narrow=screen.width < ROOMY)
+    grid = _grid(table, columns, rows[:MOST_ROWS], narrow=not _roomy(screen, columns))
     _fill(grid, table, columns, rows[:MOST_ROWS], screen)
     screen.print(grid)
     if {row.get("step") for row in rows} != {row.get("step") for row in table.rows}:
