@@ -77,8 +77,11 @@ def run(
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="no progress bar")] = False,
 ) -> None:
     """Train: the reference loop on this configuration, recorded. Ends with its findings and a report."""
+    import signal
+
     from flowledger.config.read import read
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is asked to end does so as on Ctrl-C
     settings = read(config, overrides or [])
     if settings.record.level == "off":
         _train(settings, lambda _: None, quiet=quiet)

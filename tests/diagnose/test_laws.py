@@ -13,7 +13,7 @@ from flowledger.diagnose import laws
 from flowledger.flow.seams import replaced
 from flowledger.ledger import directory, manifest, writer
 from flowledger.ledger.reader import Ledger
-from flowledger.ledger.rows import MemoryRow, SampleRow, StorageRow, TensorRow, TokenRow
+from flowledger.ledger.rows import MemoryRow, MetricRow, SampleRow, StorageRow, TensorRow, TokenRow
 from flowledger.record.adapters.loop import PROBES
 from flowledger.record.attach import attach
 from flowledger.record.recorder import Recorder
@@ -194,6 +194,15 @@ def test_laws_by_hand(tmp_path, name: str) -> None:
         for row in rows:
             ink.put(row)
     assert verdicts(tmp_path / "run")[law] == verdict
+
+
+def test_where_rows_were_dropped_no_law_is_called_broken(tmp_path) -> None:
+    with book(tmp_path / "run") as ink:
+        ink.put(access(bytes=64))
+        ink.put(MetricRow(name="recorder/dropped", raw_name="recorder/dropped", value=3.0, step=0))
+    found = verdicts(tmp_path / "run")
+    assert found.pop("rows_dropped") == "warn"
+    assert found == dict.fromkeys(ALL_PASS, "skipped")
 
 
 def test_a_mask_that_does_not_broadcast_is_a_finding(tmp_path) -> None:

@@ -75,7 +75,7 @@ def test_shapes_are_shown_as_symbols_and_numbers_and_bugs_whole(ledger: Ledger) 
         and "common bug" in text
         and "…" not in text
     )
-    assert "mask shape" in drawn(ledger, "shapes", width=200, wide=True).splitlines()[1]
+    assert "mask shape" in drawn(ledger, "shapes", width=200, wide=True)
 
 
 def test_the_log_is_the_thirteen_fields(ledger: Ledger) -> None:

@@ -46,8 +46,29 @@ class Answer:
 
 
 def check(ledger: Ledger) -> list[FindingRow]:
-    """One finding for each law, in their order."""
+    """One finding for each law, in their order. Where rows were dropped no law can be held against the rest."""
+    lost = dropped(ledger)
+    if lost:
+        incomplete = Answer(needs=(f"a complete recording: {lost} rows were dropped; raise record.queue_rows",))
+        skipped = [
+            _finding(position, name, sentence, incomplete) for position, (name, sentence, _) in enumerate(LAWS, 1)
+        ]
+        return [_lost(lost), *skipped]
     return [_finding(position, name, sentence, law(ledger)) for position, (name, sentence, law) in enumerate(LAWS, 1)]
+
+
+def dropped(ledger: Ledger) -> int:
+    """Rows that the recorder had to drop because its queue was full, as it counted them itself."""
+    (found,) = ledger.rows("SELECT max(value)::BIGINT AS n FROM metrics WHERE name = 'recorder/dropped'")
+    return found["n"] or 0
+
+
+def _lost(rows: int) -> FindingRow:
+    return FindingRow(
+        id="rows_dropped", verdict="warn", severity="warning",
+        message=f"{rows} rows were dropped: the queue was full, so tables lack them",
+        next_step="raise record.queue_rows, or record at a lower level",
+    )  # fmt: skip
 
 
 def shapes_conserved(ledger: Ledger) -> Answer:

@@ -53,7 +53,7 @@ def draw(table: Table, screen: Console, *, wide: bool = False) -> None:
     if table.name == "memory" and not wide:  # a stage begins as the one before it ended
         rows = [row for row in rows if row["instant"] != "begin"]
     columns = _columns(table, rows, screen, wide)
-    grid = _grid(table, columns, rows[:MOST_ROWS], narrow=not _roomy(screen, columns))
+    grid = _grid(table, columns, rows[:MOST_ROWS], screen)
     _fill(grid, table, columns, rows[:MOST_ROWS], screen)
     screen.print(grid)
     if {row.get("step") for row in rows} != {row.get("step") for row in table.rows}:
@@ -97,6 +97,7 @@ def _columns(table: Table, rows: list[Any], screen: Console, wide: bool) -> list
         "outlives",
         "ranks",
         "layers",
+        "role",
         "mask_fits",
         "accesses",
     } | {column.name for column in table.columns if column.name.endswith("_min")}
@@ -104,8 +105,9 @@ def _columns(table: Table, rows: list[Any], screen: Console, wide: bool) -> list
     return [c for c in shown if not c.wide or any(row.get(c.name) is not None for row in rows)]
 
 
-def _grid(table: Table, columns: list[Column], rows: list[Any], *, narrow: bool) -> Grid:
+def _grid(table: Table, columns: list[Column], rows: list[Any], screen: Console) -> Grid:
     """Numbers are never cut, sentences wrap, names are cut last."""
+    narrow = not _roomy(screen, columns)
     grid = Grid(box=SIMPLE_HEAD, padding=(0, 0 if narrow else 1, 0, 0), header_style="bold", pad_edge=False)
     for column in columns:
         long = (table.name, column.name) in WRAPPED
@@ -113,7 +115,7 @@ def _grid(table: Table, columns: list[Column], rows: list[Any], *, narrow: bool)
         width = NARROW.get((table.name, column.name)) if narrow else None
         whole = number or (table.name == "log" and column.form == "shape")
         grid.add_column(
-            _heading(table, column, narrow=narrow),
+            _heading(column, folded=narrow and screen.width < ROOMY),
             justify="right" if number else "left",
             no_wrap=not (long or width),
             overflow="fold" if long or width else "ellipsis",
@@ -127,9 +129,9 @@ def _longest(column: Column, rows: list[Any]) -> int:
     return max(len(written(row.get(column.name), column.form)) for row in rows)
 
 
-def _heading(table: Table, column: Column, *, narrow: bool) -> str:
+def _heading(column: Column, *, folded: bool) -> str:
     text = column.heading
-    return text.replace(" / ", "/\n").replace(" ", "\n") if narrow else text
+    return text.replace(" / ", "/\n").replace(" ", "\n") if folded else text
 
 
 def _fill(grid: Grid, table: Table, columns: list[Column], rows: list[Any], screen: Console) -> None:
