@@ -74,6 +74,7 @@ class Manifest(msgspec.Struct, kw_only=True, frozen=True):
     mesh: dict[str, int] = {}  # axis -> degree
     rank_classes: dict[str, list[int]] = {}  # class of ranks with equal shapes -> its ranks
     bindings: dict[str, int] = {}  # symbol of a dimension -> its value
+    recorder: dict[str, int] = {}  # the recorder's own figures at the end: rows, bytes, dropped
     components: dict[str, Any] = {}  # reward components, model, tokenizer: what the run was put together from
     launcher: Launcher = msgspec.field(default_factory=Launcher.this)
 
