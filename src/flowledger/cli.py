@@ -128,7 +128,8 @@ def _state_of(book: "RunDirectory", ink: "Writer", recorder: "Recorder") -> Iter
         raise
     finally:
         ink.close()
-        book.close(state)
+        wrote = ink.stats()
+        book.close(state, {"rows": wrote.rows, "bytes": wrote.bytes, "dropped": wrote.dropped})
 
 
 def _train(settings: "RunConfig", after_step: Callable[["StepReport"], None], *, quiet: bool) -> None:

@@ -85,10 +85,14 @@ class RunDirectory:
             raise BadInput(f"cannot write to run {self.path}: {_why(error)}") from None
         return part
 
-    def close(self, state: str = "closed") -> bool:
-        """Write into the manifest how the run ended. False where that fails (a full disk): it then reads as crashed."""
+    def close(self, state: str = "closed", recorder: Mapping[str, int] | None = None) -> bool:
+        """Write how the run ended, and what recording it came to, into its manifest.
+
+        False where that is impossible (a full disk): the run then reads as crashed.
+        """
+        ended = msgspec.structs.replace(self.manifest, state=state, recorder=dict(recorder or {}))
         try:
-            write_aside(self.path / MANIFEST, msgspec.structs.replace(self.manifest, state=state).encode())
+            write_aside(self.path / MANIFEST, ended.encode())
         except OSError:
             return False
         return True

@@ -91,14 +91,7 @@ def conclude(ledger: Ledger, screen: Console) -> None:
 
 def own_cost(ledger: Ledger) -> str:
     """The recorder's own figures: CPU seconds and their share of the steps, watched ones apart; rows, bytes, drops."""
-    cost = {
-        row["name"]: row["value"]
-        for row in ledger.rows(
-            "SELECT name, max(value) AS value FROM metrics WHERE name LIKE 'recorder/%' GROUP BY name"
-        )
-    }
-    if not cost:
-        return "recorder: no step ended"
+    totals = ledger.directory.manifest.recorder
     steps = ledger.rows(
         "WITH own AS (SELECT step, value - coalesce(lag(value) OVER (ORDER BY step), 0) AS cpu FROM metrics_by_step "
         "WHERE name = 'recorder/cpu_s' AND source <> 'plan') "
@@ -111,6 +104,6 @@ def own_cost(ledger: Ledger) -> str:
         for row in steps
     )
     return (
-        f"recorder: {shares}; {cost.get('recorder/rows', 0):,.0f} rows, "
-        f"{cost.get('recorder/bytes', 0) / 2**20:.1f} MiB, {cost.get('recorder/dropped', 0):,.0f} dropped"
+        f"recorder: {shares or 'no step measured'}; {totals.get('rows', 0):,} rows, "
+        f"{totals.get('bytes', 0) / 2**20:.1f} MiB, {totals.get('dropped', 0):,} dropped"
     )
