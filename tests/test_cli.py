@@ -2,7 +2,10 @@
 
 import json
 import resource
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -295,3 +298,50 @@ def test_level_off_trains_and_writes_nothing(call, small, tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     assert call("run", small(record={"level": "off"}), "-q")[0] == 0
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_that_is_asked_to_end_closes_its_book_and_exits_with_130(tmp_path, number: signal.Signals) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "flowledger.cli", "run", EXAMPLES / "tiny.yaml", "steps=10000", "-o", run, "-q"]
+    child = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 120
+    while sum(file.stat().st_size for file in run.glob("parts/*/spans-*.jsonl")) < 30_000:
+        assert time.monotonic() < deadline, "the run wrote nothing"
+        time.sleep(0.05)
+    child.send_signal(number)
+    out, err = child.communicate(timeout=60)
+    assert (child.returncode, err.strip()) == (130, "flowledger: interrupted")
+    assert "are broken" not in out
+    assert (run / "report.html").exists()
+    with Ledger(run) as ledger:
+        assert ledger.directory.state == "interrupted"
+
+
+def test_an_endless_query_ends_on_ctrl_c(recorded) -> None:
+    endless = "with recursive t(n) as (select 1 union all select n + 1 from t) select max(n) from t"
+    child = subprocess.Popen(
+        [sys.executable, "-m", "flowledger.cli", "sql", str(recorded), endless], stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(4)
+    child.send_signal(signal.SIGINT)
+    _, err = child.communicate(timeout=20)
+    assert (child.returncode, err.strip()) == (130, "flowledger: interrupted")
+
+
+def test_text_that_came_from_a_run_is_shown_and_never_obeyed(call, recorded, small, tmp_path) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    hostile = "[/red][bold]\u001b[31m<script>alert(1)</script>"
+    prompts.write_text(json.dumps({"prompt": hostile, "answer": "lower"}) + "\n")
+    run = tmp_path / "run"
+    settings = {"path": str(prompts), "max_prompt_tokens": 99}
+    assert call("run", small(data=settings, steps=1), "-o", run)[0] == 0
+    for words in (
+        ["sample", run, "0"],
+        ["show", run, "samples"],
+        ["sql", run, "select text, chr(27) || '[31m' as e from tokens"],
+    ):
+        code, out, _ = call(*words)
+        assert code == 0
+        assert "\u001b[31m" not in out
+    assert "<script>" not in (run / "report.html").read_text()

@@ -1,5 +1,6 @@
 """The front door: one function a verb. The only file that knows every room; each is imported when its verb is called."""
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from flowledger.config.schema import RunConfig
     from flowledger.ledger.directory import RunDirectory
     from flowledger.ledger.writer import Writer
-    from flowledger.record.recorder import Recorder
     from flowledger.run.loop import StepReport
 
 app = typer.Typer(
@@ -39,15 +39,11 @@ class Language(StrEnum):
 def main() -> None:
     """Run a verb. Exit codes: 0 fine, 1 findings, 2 bad input (one clear line each), 130 Ctrl-C."""
     try:
-        app(standalone_mode=False)
+        code = app(standalone_mode=False)  # typer gives back the code of an Exit, and 130 for Ctrl-C
     except BadInput as error:
         _complain(str(error))
-    except typer.Exit as leave:
-        sys.exit(leave.exit_code)
-    except typer.Abort:
-        sys.exit(130)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
     except BrokenPipeError:  # `flowledger show … | head`
         sys.stderr.close()
         sys.exit(0)
@@ -55,6 +51,10 @@ def main() -> None:
         if not hasattr(error, "format_message"):  # a click error: unknown option, missing argument
             raise
         _complain(error.format_message())
+    if code == 130:
+        print("flowledger: interrupted", file=sys.stderr)
+    if isinstance(code, int) and code:
+        sys.exit(code)
 
 
 def _complain(text: str) -> None:
@@ -86,50 +86,81 @@ def run(
     if settings.record.level == "off":
         _train(settings, lambda _: None, quiet=quiet)
         return
-    path = out or _free_path(directory, name or settings.name)
+    path = Path(out or _free_path(directory, _checked_name(name or settings.name))).resolve()
     _refuse_existing(path)
+    with _finished(tables=tables) as opened:
+        _recorded_run(settings, _shown(path), quiet, opened)
+
+
+@contextmanager
+def _finished(*, tables: bool) -> Iterator[list["RunDirectory"]]:
+    """Check, compact and show the run that was opened inside, however it ended; yields where to note that run."""
+    opened: list[RunDirectory] = []
     try:
-        _recorded_run(settings, path, quiet)
-    except (BadInput, KeyboardInterrupt):
-        with suppress(BadInput):  # the run's own end is what must be heard
-            _finish(path, tables=False)
+        yield opened
+    except BaseException:
+        with _deaf(), suppress(BadInput):  # what ended the run is what must be heard
+            for book in opened:
+                _finish(book.path, tables=False)
         raise
-    _finish(path, tables=tables)
+    with _deaf():
+        for book in opened:
+            _finish(book.path, tables=tables)
 
 
-def _recorded_run(settings: "RunConfig", path: Path, quiet: bool) -> None:
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Ctrl-C is not heard inside: closing a book takes a second or two, and half closed it would be worth less."""
+    import signal
+
+    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def _recorded_run(settings: "RunConfig", path: Path, quiet: bool, opened: list["RunDirectory"]) -> None:
     """Build the world, open the book, attach, train; the book is closed in whatever state the run ends."""
-    from flowledger.ledger import directory, writer
     from flowledger.record.adapters.loop import PROBES
     from flowledger.record.attach import attach
     from flowledger.record.recorder import Recorder
     from flowledger.run import loop
 
     with loop.prepared(settings) as world:
-        book = directory.create(path, _manifest(settings, path.name, world.bindings))
-        ink = writer.Writer(book.part("actor", 0), capacity=settings.record.queue_rows)
-        recorder = Recorder(
-            ink, level=settings.record.level, bindings=world.bindings, ops_every=settings.record.ops_every,
-            groups=settings.record.groups, limit=settings.memory.limit_bytes,
-        )  # fmt: skip
-        with _state_of(book, ink, recorder), attach(PROBES, recorder):
-            _steps(settings, loop.train(world), lambda _: _check_ink(ink, path), quiet=quiet)
+        manifest = _manifest(settings, path.name, world.bindings)
+        with _book(path, manifest, settings.record.queue_rows, opened) as ink:
+            recorder = Recorder(
+                ink, level=settings.record.level, bindings=world.bindings, ops_every=settings.record.ops_every,
+                groups=settings.record.groups, limit=settings.memory.limit_bytes,
+            )  # fmt: skip
+            with attach(PROBES, recorder):
+                _steps(settings, loop.train(world), lambda _: _check_ink(ink, path), quiet=quiet)
 
 
 @contextmanager
-def _state_of(book: "RunDirectory", ink: "Writer", recorder: "Recorder") -> Iterator[None]:
-    """Close the book with the state that the run ended in."""
-    state = "crashed"
+def _book(path: Path, manifest: Any, capacity: int, opened: list["RunDirectory"]) -> Iterator["Writer"]:
+    """A new run and its writer; closed with the state that the run ended in, and with what recording came to."""
+    from flowledger.ledger import directory, writer
+
+    book = directory.create(path, manifest)
+    opened.append(book)
+    state, wrote = "crashed", None
     try:
-        yield
-        state = "closed"
-    except KeyboardInterrupt:
-        state = "interrupted"
-        raise
+        ink = writer.Writer(book.part("actor", 0), capacity=capacity)
+        try:
+            yield ink
+            state = "closed"
+        except KeyboardInterrupt:
+            state = "interrupted"
+            raise
+        finally:
+            ink.close()
+            stats = ink.stats()
+            wrote = {"rows": stats.rows, "bytes": stats.bytes, "dropped": stats.dropped}
     finally:
-        ink.close()
-        wrote = ink.stats()
-        book.close(state, {"rows": wrote.rows, "bytes": wrote.bytes, "dropped": wrote.dropped})
+        book.close(state, wrote)
 
 
 def _train(settings: "RunConfig", after_step: Callable[["StepReport"], None], *, quiet: bool) -> None:
@@ -151,6 +182,8 @@ def _steps(
 
 
 def _check_ink(ink: "Writer", path: Path) -> None:
+    if not (path / "parts").is_dir():
+        raise BadInput(f"run {path} was removed while it ran; what it recorded is lost")
     if ink.failure:
         raise BadInput(
             f"cannot write to run {path}: {ink.failure.strerror or ink.failure}; what was written stays readable"
@@ -191,6 +224,21 @@ def _free_path(directory: Path, name: str) -> Path:
     return path
 
 
+def _checked_name(name: str) -> str:
+    """A run's name, which is a file name of its own. Raises BadInput for one that would lead elsewhere."""
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+        raise BadInput(
+            f"--name {name!r} must begin with a letter or digit and hold only letters, digits, '.', '_' and '-'"
+        )
+    return name
+
+
+def _shown(path: Path) -> Path:
+    """A path as people write it: relative where it lies beneath the current directory."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) and path != here else path
+
+
 def _refuse_existing(path: Path) -> None:
     """Say early, before models are loaded, what creating the run would say."""
     from flowledger.ledger import directory
@@ -200,11 +248,11 @@ def _refuse_existing(path: Path) -> None:
 
 def _close_book(path: Path) -> None:
     """Read the whole ledger once: write the laws' findings, compact, and keep a link to the latest run."""
-    from flowledger.diagnose import laws
+    from flowledger.diagnose import laws, shapes
     from flowledger.ledger import compact, directory, reader, writer
 
     with reader.Ledger(path) as ledger:
-        findings = [*laws.check(ledger), *laws.broken_masks(ledger)]
+        findings = [*laws.check(ledger), *shapes.check(ledger)]
     ink = writer.Writer(directory.open_run(path).part("actor", 0))
     for finding in findings:
         ink.put(finding)
@@ -214,10 +262,9 @@ def _close_book(path: Path) -> None:
 
 
 def _finish(path: Path, *, tables: bool) -> None:
-    """Check, compact and show what was recorded, where anything was."""
-    if (path / "manifest.json").exists():
-        _close_book(path)
-        _conclude(path, tables=tables)
+    """Check, compact and show what was recorded."""
+    _close_book(path)
+    _conclude(path, tables=tables)
 
 
 def _conclude(path: Path, *, tables: bool) -> None:
@@ -228,7 +275,7 @@ def _conclude(path: Path, *, tables: bool) -> None:
     screen = terminal.console()
     with Ledger(path) as ledger:
         if tables:
-            report.draw(ledger, screen, brief=True)
+            report.draw(ledger, screen)
         try:
             report.write_html(ledger, path / "report.html")
         except OSError as error:
@@ -256,6 +303,7 @@ def show(
     with Ledger(run) as ledger:
         made = tables.table(ledger, table, step=step, stage=stage)
         _warn_torn(ledger)
+    _one_form(json, csv)
     if json:
         print(plain.table_json(made))
     elif csv:
@@ -331,6 +379,11 @@ def version() -> None:
     from flowledger import __version__
 
     print(__version__)
+
+
+def _one_form(json: bool, csv: bool) -> None:
+    if json and csv:
+        raise BadInput("--json and --csv: give one of them")
 
 
 def _warn_torn(ledger: Any) -> None:

@@ -111,7 +111,8 @@ FAULTS = [
     ("data: {task: x}\nmesh: {zz: 1}\n", "a.yaml:2: unknown key mesh.zz; mesh has dp, tp, pp, sp, cp, ep"),
     ("data: {task: x}\nasynk: {}\n", "a.yaml:2: unknown key asynk; did you mean async?"),
     ("data: {task: x}\nsteps: 0\n", "a.yaml:2: steps = 0 should be greater than or equal to 1; use 1"),
-    ("data: {task: x}\nsteps: yes\n", "a.yaml:2: steps = true should be a number"),
+    ("data: {task: x}\nsteps: true\n", "a.yaml:2: steps = true should be a number"),
+    ("data: {task: x}\nsteps: yes\n", "a.yaml:2: steps = 'yes' should be a valid integer"),
     ("data: {task: x}\nsteps: ten\n", "a.yaml:2: steps = 'ten' should be a valid integer"),
     ("data: {task: x}\nmodel:\n  dtype: float16\n", "did you mean bfloat16?"),
     ("data: {task: x}\nmodel:\n", "a.yaml:2: model = null should be a section of keys, or left out"),
@@ -176,3 +177,94 @@ def test_a_directory_and_a_binary_are_no_configuration(tmp_path):
 def test_foreign_keys_keep_their_dots_and_types(written):
     config = read(written("data: {task: x}\nraw: {actor.lr: 1, deep: {3: [true, null]}}\n"))
     assert config.raw == {"actor.lr": 1, "deep": {3: [True, None]}}
+
+
+WORDS = ["off", "on", "yes", "no", "Off", "2024-13-45", "2024-01-01", "12e", "1:30"]
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_words_that_older_yaml_takes_for_something_else_stay_words(written, word):
+    assert read(written(f"data: {{task: {word}}}\n")).data.task == word
+    assert read(None, [f"data.task={word}"]).data.task == word
+
+
+def test_recording_can_be_switched_off_by_its_word(written):
+    assert read(written("data: {task: x}\nrecord: {level: off}\n")).record.level == "off"
+    assert read(None, ["data.task=x", "record.level=off"]).record.level == "off"
+
+
+WEIRD = [
+    "!!int abc",
+    "!!int ''",
+    "!!bool foo",
+    "!!float x",
+    "!!timestamp foo",
+    "!!timestamp 2024-01-01",
+    "!!binary aGk=",
+    "!!set {a}",
+    "!!python/object:os.system x",
+    "9" * 5000,
+    "99999999999999999999",
+    "!!int 0x" + "f" * 5000,
+    "[" * 3000 + "]" * 3000,
+    "{a: " * 3000 + "}" * 3000,
+    "a\x07b",
+    "\x00",
+    '"\\ud800"',
+    "&a [*a]",
+    "*nowhere",
+    "? [1]\n: 2",
+]
+
+
+@pytest.mark.parametrize("value", WEIRD, ids=lambda value: repr(value[:20]))
+def test_what_is_no_yaml_value_is_one_line_and_no_traceback(written, value):
+    text = f"data: {{task: x}}\nraw:\n  x: {value}\n" if "?" not in value else f"data: {{task: x}}\nraw: {{{value}}}\n"
+    (line,) = faults(written(text))
+    assert line.startswith("a.yaml:") and len(line) < 300
+    (line,) = faults(None, "data.task=x", f"raw.x={value}")
+    assert line.startswith("command line") and len(line) < 300
+
+
+def test_anchors_that_stand_for_more_keys_than_memory_holds_are_refused(written):
+    layers = "".join(f"l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 9)}]\n" for n in range(1, 9))
+    assert faults(written(f"l0: &l0 [x]\n{layers}"))[0].endswith("more than 100000 keys; a run has a few dozen")
+
+
+BOUNDS = [
+    ("optim.lr", ".nan"),
+    ("optim.lr", ".inf"),
+    ("reward.timeout_s", ".inf"),
+    ("rollout.timeout_s", "1e7"),
+    ("seed", str(2**63)),
+    ("seed", "-1"),
+    ("threads", "1025"),
+    ("data.prompts_per_step", str(2**20 + 1)),
+    ("data.max_prompt_tokens", str(2**24 + 1)),
+    ("rollout.max_response_tokens", str(2**24 + 1)),
+    ("rollout.samples_per_prompt", str(2**16 + 1)),
+    ("rollout.stop_token_ids", "[-1]"),
+    ("model.tiny.hidden_size", str(2**16 + 4)),
+    ("algorithm.loss_scale_factor", str(2**31 + 1)),
+    ("optim.betas", "[0.9, 1.0]"),
+    ("optim.betas", "[-0.1, 0.9]"),
+    ("name", "a/b"),
+    ("name", "x" * 101),
+    ("model.path", "x" * 256),
+    ("model.path", "~nobody-of-that-name/x"),
+    ("checkpoint.path", "'a\tb'"),
+    ("reward.components", "[{name: '<b>', kind: task}]"),
+    ("reward.components", "[{name: '', kind: task}]"),
+    ("reward.components", "[{name: a, kind: task, weight: 1e300}]"),
+]
+
+
+@pytest.mark.parametrize(("key", "value"), BOUNDS)
+def test_what_no_machine_could_do_is_refused_by_its_key(key, value):
+    (line,) = faults(None, "data.task=x", f"{key}={value}")
+    assert line.startswith("command line: ") and key in line
+
+
+def test_a_step_of_more_samples_than_memory_holds_is_refused():
+    (line,) = faults(None, "data.task=x", "data.prompts_per_step=1048576", "rollout.samples_per_prompt=65536")
+    assert "makes 68719476736 samples" in line

@@ -9,7 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from flowledger.diagnose import laws
+from flowledger.diagnose import laws, shapes
 from flowledger.flow.seams import replaced
 from flowledger.ledger import directory, manifest, writer
 from flowledger.ledger.reader import Ledger
@@ -43,7 +43,7 @@ def record(path: Path, made, faults=()) -> Path:
 
 def verdicts(path: Path) -> dict[str, str]:
     with Ledger(path) as ledger:
-        return {finding.id: finding.verdict for finding in [*laws.check(ledger), *laws.broken_masks(ledger)]}
+        return {finding.id: finding.verdict for finding in [*laws.check(ledger), *shapes.check(ledger)]}
 
 
 ALL_PASS = dict.fromkeys([name for name, _, _ in laws.LAWS], "pass")
@@ -177,7 +177,7 @@ BY_HAND = {
         [TokenRow(sample_id="0", position=0, step=0, attention_mask=0, response_mask=1, loss_mask=0)], "masks_nest", "fail"
     ),
     "rollout and trainer differ": (
-        [TokenRow(sample_id="0", position=3, step=0, response_mask=1, old_log_prob=-1.0, rollout_log_prob=-1.1)], "identities", "fail"
+        [TokenRow(sample_id="0", position=3, step=0, response_mask=1, loss_mask=1, old_log_prob=-1.0, rollout_log_prob=-1.1)], "identities", "fail"
     ),
     "a ratio before any update": (
         [TokenRow(sample_id="0", position=3, step=0, response_mask=1, loss_mask=1, old_log_prob=-1.0, ratio=1.2, epoch=0, mini_batch=0)],
@@ -194,6 +194,15 @@ def test_laws_by_hand(tmp_path, name: str) -> None:
         for row in rows:
             ink.put(row)
     assert verdicts(tmp_path / "run")[law] == verdict
+
+
+def test_a_dimension_that_the_configuration_does_not_explain_is_a_finding(tmp_path) -> None:
+    made = directory.create(tmp_path / "run", manifest.Manifest(run="hand", level="tokens", bindings={"B_prompt": 8}))
+    ink = writer.Writer(made.part("actor", 0))
+    ink.put(access(local_shape=[4, 8], numel=32, bytes=256))
+    ink.close()
+    made.close()
+    assert verdicts(tmp_path / "run")["observed_differs_from_configuration"] == "fail"
 
 
 def test_where_rows_were_dropped_no_law_is_called_broken(tmp_path) -> None:

@@ -34,13 +34,13 @@ def test_rows_come_out_numbered_in_the_order_in_which_they_were_put(tmp_path: Pa
     assert stats.cpu_ns > 0
 
 
-def test_a_row_is_on_disk_within_half_a_second_without_a_close(tmp_path: Path) -> None:
+def test_a_row_is_on_disk_within_a_second_without_a_close(tmp_path: Path) -> None:
     writer = Writer(tmp_path)
     writer.put(StorageRow(storage=1, event="born"))
     deadline = time.monotonic() + 2.0
     while not list(tmp_path.iterdir()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert time.monotonic() - deadline + 2.0 < 0.5
+    assert time.monotonic() - deadline + 2.0 < 1.0
     writer.close()
 
 

@@ -47,7 +47,9 @@ def test_an_exception_passes_untouched_and_every_span_is_closed(record, job):
     assert {row.name for row in spans if row.event == "whole"} == {"forward", "micro_batch", "mini_batch"}
     last = [row for row in spans if row.name == "rollout"][-1]
     assert (last.stage, last.phase, last.micro_batch, last.parent) == ("rollout", None, None, None)
-    assert not rows.of("findings")
+    (finding,) = rows.of("findings")
+    assert (finding.id, finding.stage, finding.micro_batch) == ("call_failed", "update_actor", 0)
+    assert finding.message == "update_actor raised ValueError: as asked"
 
 
 def test_stages_write_their_begin_at_once(record, job):

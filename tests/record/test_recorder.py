@@ -2,6 +2,10 @@
 
 import subprocess
 import sys
+import time
+
+from flowledger.record import readings
+from flowledger.record.host_memory import Reading
 
 
 def names(rows, table):
@@ -69,14 +73,33 @@ def test_the_recorder_needs_no_torch_until_it_sees_a_tensor():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_memory_is_read_at_the_boundaries_and_the_peak_is_the_highest_reading(record, job):
-    with record() as rows:
+def test_memory_is_read_at_the_boundaries_of_a_watched_step_and_the_peak_is_the_highest_reading(record, job):
+    with record(ops_every=1) as rows:
         job.run()
     update = rows.of("memory", stage="update_actor", kind="total")
     assert [row.instant for row in update if row.phase is None] == ["begin", "end"]
     if update[0].allocated is not None:  # glibc
         assert all(row.reserved >= row.allocated for row in update)
         assert update[-1].peak_since_stage == max(row.allocated for row in update)
+
+
+def test_dear_readings_are_made_at_the_ends_of_steps_and_elsewhere_at_most_for_a_two_thousandth_of_the_time(
+    record, job, monkeypatch
+):
+    made = []
+
+    def dear():
+        time.sleep(0.002)
+        made.append(1)
+        return Reading(allocated=1)
+
+    monkeypatch.setattr(readings, "_reading", dear)
+    began = time.monotonic()
+    with record() as rows:
+        job.run(8)
+    seconds = time.monotonic() - began
+    assert [row.instant for row in rows.of("memory", kind="total", stage=None)] == ["begin", "end"] * 8
+    assert len(made) <= 8 * 2 + 2 + seconds / 2000 / 0.002  # one at first, when the price is not known yet
 
 
 def test_known_kinds_are_counted_exactly(record, job):

@@ -85,7 +85,7 @@ def test_the_log_is_the_thirteen_fields(ledger: Ledger) -> None:
 
 def test_memory_names_the_peak_what_it_is_made_of_and_the_estimates(ledger: Ledger) -> None:
     text = drawn(ledger, "memory")
-    assert "peak 20K in update_actor/backward, step 0, micro-batch 1 (instant: peak)" in text
+    assert "peak 20K allocated in update_actor/backward, step 0, micro-batch 1 (at peak)" in text
     assert "made of optimizer 7.8K (40%)" in text and "reserved 24K, of which 4.9K were not allocated then" in text
     summary = json.loads(plain.table_json(table(ledger, "memory")))["summary"]
     activations, cache, peak = summary["estimates"]

@@ -115,5 +115,8 @@ def _all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
 
 def _spell(value: object) -> str:
     """A value as one would write it in YAML, kept to one short line."""
-    text = str(value).lower() if isinstance(value, bool) else "null" if value is None else repr(value)
+    try:
+        text = str(value).lower() if isinstance(value, bool) else "null" if value is None else repr(value)
+    except ValueError:  # Python refuses to write out integers of thousands of digits
+        return "a number of thousands of digits"
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -7,8 +7,9 @@ each fault.
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 from pydantic import ValidationError
@@ -21,17 +22,57 @@ COMMAND_LINE = "command line"
 
 # What is a path, or `file.py:name`, when it stands in a file; relative ones are looked for beside that file first.
 PATH_KEYS = re.compile(r"model\.path|data\.path|rollout\.abort_function|reward\.components\.\d+\.path")
+TAG = "tag:yaml.org,2002:"  # of the types that YAML itself knows
+LARGEST = 2**63 - 1
+MOST_KEYS = 100_000  # a file of a few anchors can stand for more keys than memory holds
 MODEL_NAMES = ("tiny", "smollm2-135m")  # these name a model and are no paths
 
 Marks = dict[str, str]  # dotted key -> `file.yaml:LINE` or `command line`, for leaves and sections alike
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which `1e-5` is a number (PyYAML wants a dot in the mantissa)."""
+    """YAML 1.2's plain values: `off` and `2024-01-01` are words, `1e-5` is a number. Only what a setting can be."""
+
+    yaml_constructors: ClassVar[dict[Any, Any]] = {
+        tag: yaml.SafeLoader.yaml_constructors[tag]
+        for tag in (*(f"{TAG}{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")), None)
+    }
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """As PyYAML does it, but a value that its tag cannot be is a YAMLError with a line, like every other fault."""
+        try:
+            value = super().construct_object(node, deep)
+            if isinstance(value, str):
+                value.encode()
+        except UnicodeEncodeError:
+            raise _refused("half a surrogate pair is no character", node) from None
+        except (ValueError, LookupError, AttributeError, ArithmeticError, TypeError):
+            kind = str(node.tag).removeprefix(TAG)
+            raise _refused(f"{str(node.value)[:40]!r} is no {kind} that can be read", node) from None
+        if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+            raise _refused(f"{str(node.value)[:40]!r} is an integer of more than 63 bits", node)
+        return value
 
 
-_Loader.yaml_implicit_resolvers = {key: list(found) for key, found in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-_Loader.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?\d+[eE][-+]?\d+"), list("-+0123456789"))
+_Loader.yaml_implicit_resolvers = {}
+
+
+def _refused(problem: str, node: yaml.Node) -> yaml.YAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+
+
+for kind, pattern, first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?(0|[1-9][0-9_]*)", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+.0123456789"),
+    ),
+    ("merge", r"<<", ["<"]),
+):
+    _Loader.add_implicit_resolver(f"{TAG}{kind}", re.compile(f"(?:{pattern})$"), first)
 
 
 def read(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
@@ -51,20 +92,34 @@ def read(path: str | Path | None, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def _read_file(path: Path) -> tuple[dict[str, Any], Marks]:
-    loader = _Loader(_text_of(path))
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            raise BadInput(f"{path} is empty; a run needs at least `data:` with a task or a path")
-        marks = dict(_marks(node, path, "", ()))
-        data = loader.construct_document(node)
-    except yaml.YAMLError as error:
-        raise BadInput(_malformed(error, str(path))) from None
-    finally:
-        loader.dispose()
+    data, marks, line = _document(_text_of(path), str(path))
+    if line is None:
+        raise BadInput(f"{path} is empty; a run needs at least `data:` with a task or a path")
     if not isinstance(data, dict):
-        raise BadInput(f"{path}:{node.start_mark.line + 1}: expected `key: value` lines, found a {type(data).__name__}")
+        raise BadInput(f"{path}:{line}: expected `key: value` lines, found a {type(data).__name__}")
     return data, marks
+
+
+def _document(text: str, where: str) -> tuple[Any, Marks, int | None]:
+    """(value, marks, line on which it begins) of one YAML document; (None, {}, None) of an empty one. Raises BadInput."""
+    try:
+        loader = _Loader(text)
+        try:
+            node = loader.get_single_node()
+            if node is None:
+                return None, {}, None
+            marks = dict(islice(_marks(node, where, "", ()), MOST_KEYS + 1))
+            if len(marks) > MOST_KEYS:
+                raise BadInput(f"{where}: more than {MOST_KEYS} keys; a run has a few dozen")
+            return loader.construct_document(node), marks, node.start_mark.line + 1
+        finally:
+            loader.dispose()
+    except yaml.YAMLError as error:
+        raise BadInput(_malformed(error, where)) from None
+    except RecursionError:
+        raise BadInput(f"{where}: malformed YAML: nested too deeply; a run has a few levels") from None
+    except (ValueError, LookupError, AttributeError, TypeError) as error:  # PyYAML lets some through
+        raise BadInput(f"{where}: malformed YAML: {error}") from None
 
 
 def _text_of(path: Path) -> str:
@@ -81,7 +136,7 @@ def _text_of(path: Path) -> str:
         raise BadInput(f"{path} cannot be read: {error.strerror}") from None
 
 
-def _marks(node: yaml.Node, path: Path, prefix: str, above: tuple[yaml.Node, ...]) -> Iterator[tuple[str, str]]:
+def _marks(node: yaml.Node, path: str, prefix: str, above: tuple[yaml.Node, ...]) -> Iterator[tuple[str, str]]:
     """Dotted key -> `file:line` for every key under a node. Raises BadInput for a key given twice or a circle."""
     if node in above:
         raise BadInput(
@@ -120,8 +175,15 @@ def _beside(value: Any, directory: Path, key: str = "") -> Any:
     if isinstance(value, str) and value and PATH_KEYS.fullmatch(key) and value not in MODEL_NAMES:
         stem, function, name = value.partition(".py:")
         file = directory / (f"{stem}.py" if function else value)
-        return str(file) + (f":{name}" if function else "") if file.exists() else value
+        return str(file) + (f":{name}" if function else "") if _exists(file) else value
     return value
+
+
+def _exists(file: Path) -> bool:
+    try:
+        return file.exists()
+    except OSError:  # a name that is too long for any file; the schema says so
+        return False
 
 
 def _override(data: dict[str, Any], marks: Marks, override: str) -> None:
@@ -130,13 +192,17 @@ def _override(data: dict[str, Any], marks: Marks, override: str) -> None:
     if not equals or not key or not all(key.split(".")):
         raise BadInput(f"{COMMAND_LINE}: {override!r} is no setting; write key=value, such as steps=5 or optim.lr=1e-5")
     try:
-        value = yaml.load(text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise BadInput(f"{_malformed(error, COMMAND_LINE)} in {override!r}") from None
+        value, _, _ = _document(text, COMMAND_LINE)
+    except BadInput as error:
+        raise BadInput(f"{error} in {_short(override)}") from None
     _place(data, key.split("."), value, override)
     for old in [known for known in marks if known == key or known.startswith(f"{key}.")]:
         del marks[old]
     marks[key] = COMMAND_LINE
+
+
+def _short(override: str) -> str:
+    return repr(override if len(override) <= 80 else f"{override[:77]}...")
 
 
 def _place(data: dict[str, Any], parts: Sequence[str], value: Any, override: str) -> None:

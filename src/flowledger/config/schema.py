@@ -3,28 +3,61 @@
 Units stand in the names: `mini_batch_prompts` counts prompts, `max_response_tokens` tokens, `timeout_s` seconds.
 """
 
-from typing import Any, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
 
 
+NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # goes into file names, metrics and pages
+LONGEST_NAME = 100
+LONGEST_PART = 255
+
+# Upper bounds keep a slip of the finger from reaching an allocator: far above what is used, far below what overflows.
+TOKENS = 2**24  # tokens of one sequence
+SIZE = 2**16  # a dimension of a model
+COUNT = 2**31
+WEIGHT = 1e6  # a factor of a loss or a reward
+SECONDS = 10**6
+BYTES = 2**60
+STEP_SAMPLES = 2**24  # samples of one step
+STEP_TOKENS = 2**34  # response tokens of one step
+TINY_PARAMETERS = 2**31
+
+
+def _a_possible_file(text: str) -> str:
+    """Refuse what no file system can be asked about, so that who opens it meets only files that are there or not."""
+    if not text.isprintable():
+        raise ValueError("a path holds no control characters")
+    if any(len(part.encode()) > LONGEST_PART for part in text.split("/")):
+        raise ValueError(f"a path has no part of more than {LONGEST_PART} bytes")
+    try:
+        Path(text).expanduser()
+    except RuntimeError:
+        raise ValueError("no user of that name has a home directory") from None
+    return text
+
+
+File = Annotated[str, Field(min_length=1, max_length=4000), AfterValidator(_a_possible_file)]
+
+
 class Section(BaseModel):
     """A part of the configuration: no unknown keys, never changed after birth."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=())
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 class Tiny(Section):
     """Sizes of the model that is made on the spot when `model.path` is `tiny`."""
 
-    hidden_size: int = Field(64, ge=8)  # H
-    layers: int = Field(2, ge=1)  # L
-    heads: int = Field(4, ge=1)  # A
-    kv_heads: int = Field(2, ge=1)  # K
-    ffn_size: int = Field(128, ge=8)  # F
+    hidden_size: int = Field(64, ge=8, le=SIZE)  # H
+    layers: int = Field(2, ge=1, le=1024)  # L
+    heads: int = Field(4, ge=1, le=SIZE)  # A
+    kv_heads: int = Field(2, ge=1, le=SIZE)  # K
+    ffn_size: int = Field(128, ge=8, le=SIZE)  # F
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "Tiny":
@@ -32,21 +65,26 @@ class Tiny(Section):
             raise ValueError(f"hidden_size = {self.hidden_size} is not divisible by heads = {self.heads}")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads = {self.heads} is not divisible by kv_heads = {self.kv_heads}")
+        parameters = self.layers * self.hidden_size * (4 * self.hidden_size + 3 * self.ffn_size)
+        if parameters > TINY_PARAMETERS:
+            raise ValueError(
+                f"these sizes make a model of about {parameters:.1e} weights; at most {TINY_PARAMETERS:.1e}"
+            )
         return self
 
 
 class Lora(Section):
     """LoRA adapters instead of full weights (peft)."""
 
-    rank: int = Field(8, ge=1)
-    alpha: float = 16.0
+    rank: int = Field(8, ge=1, le=SIZE)
+    alpha: float = Field(16.0, ge=-WEIGHT, le=WEIGHT)
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 class Model(Section):
     """The policy: `tiny`, `smollm2-135m`, a directory in Hugging Face form, or a `.gguf` file."""
 
-    path: str = "tiny"
+    path: File = "tiny"
     dtype: Literal["float32", "bfloat16"] = "float32"
     tiny: Tiny = Tiny()
     lora: Lora | None = None
@@ -57,11 +95,11 @@ class Data(Section):
 
     task: str | None = None  # name of a reasoning-gym task
     task_options: dict[str, Any] = Field(default_factory=dict)
-    path: str | None = None  # .jsonl or .parquet
+    path: File | None = None  # .jsonl or .parquet
     prompt_key: str = "prompt"
     answer_key: str = "answer"
-    prompts_per_step: int = Field(4, ge=1)  # B_prompt
-    max_prompt_tokens: int = Field(256, ge=1)
+    prompts_per_step: int = Field(4, ge=1, le=2**20)  # B_prompt
+    max_prompt_tokens: int = Field(256, ge=1, le=TOKENS)
     too_long: Literal["error", "skip", "truncate_left"] = "error"
     chat_template: bool = True
     system_prompt: str | None = None
@@ -77,25 +115,25 @@ class Data(Section):
 class Rollout(Section):
     """How responses are sampled."""
 
-    samples_per_prompt: int = Field(4, ge=1)  # G
-    max_response_tokens: int = Field(32, ge=1)
-    temperature: float = Field(1.0, gt=0)
+    samples_per_prompt: int = Field(4, ge=1, le=2**16)  # G
+    max_response_tokens: int = Field(32, ge=1, le=TOKENS)
+    temperature: float = Field(1.0, gt=0, le=WEIGHT)
     top_p: float = Field(1.0, gt=0, le=1)
-    top_k: int = Field(0, ge=0)  # 0: off
-    stop_token_ids: tuple[int, ...] = ()  # beside the tokenizer's end-of-sequence
-    max_running: int | None = Field(None, ge=1)  # slots of the KV cache; null: all samples at once
-    timeout_s: float | None = Field(None, ge=0)  # per sample, from its admission
-    abort_function: str | None = None  # module:name or file.py:name, (sample_id, response_ids) -> bool
+    top_k: int = Field(0, ge=0, le=COUNT)  # 0: off
+    stop_token_ids: tuple[Annotated[int, Field(ge=0, lt=COUNT)], ...] = ()  # beside the tokenizer's end-of-sequence
+    max_running: int | None = Field(None, ge=1, le=COUNT)  # slots of the KV cache; null: all samples at once
+    timeout_s: float | None = Field(None, ge=0, le=SECONDS)  # per sample, from its admission
+    abort_function: File | None = None  # module:name or file.py:name, (sample_id, response_ids) -> bool
     weights: Literal["copy", "shared"] = "copy"  # a copy of the policy, or the policy itself
 
 
 class Component(Section):
     """One reward component; the reward of a sample is the weighted sum of its components."""
 
-    name: str
+    name: str = Field(pattern=NAME, max_length=LONGEST_NAME)
     kind: Literal["task", "math_verify", "function", "model", "token_model"]
-    path: str | None = None  # function: module:name or file.py:name; model: a directory, or `tiny`
-    weight: float = 1.0
+    path: File | None = None  # function: module:name or file.py:name; model: a directory, or `tiny`
+    weight: float = Field(1.0, ge=-WEIGHT, le=WEIGHT)
 
     @model_validator(mode="after")
     def _path_where_needed(self) -> "Component":
@@ -108,7 +146,7 @@ class Reward(Section):
     """What a response is worth. Rule rewards run in a process of their own, so that a time limit can be kept."""
 
     components: tuple[Component, ...] = (Component(name="task", kind="task"),)
-    timeout_s: float = Field(10.0, gt=0)  # per sample and component
+    timeout_s: float = Field(10.0, gt=0, le=SECONDS)  # per sample and component
     on_error: Literal["drop", "zero"] = "drop"  # a sample whose reward failed: out of the loss, or reward 0
 
     @model_validator(mode="after")
@@ -125,24 +163,26 @@ class Algorithm(Section):
     advantage: str = "grpo"
     norm_by_std: bool = True  # false: r - mean only (Dr. GRPO)
     policy_loss: str = "vanilla"
-    clip_low: float = Field(0.2, ge=0)
-    clip_high: float = Field(0.2, ge=0)
-    clip_dual: float = Field(3.0, gt=1)  # lower bound of the loss where the advantage is negative
+    clip_low: float = Field(0.2, ge=0, le=WEIGHT)
+    clip_high: float = Field(0.2, ge=0, le=WEIGHT)
+    clip_dual: float = Field(3.0, gt=1, le=WEIGHT)  # lower bound of the loss where the advantage is negative
     loss_aggregation: Aggregation = "token-mean"
-    loss_scale_factor: int | None = Field(None, ge=1)  # divisor of seq-mean-token-sum-norm; null: max_response_tokens
-    kl_coef: float = Field(0.0, ge=0)
+    loss_scale_factor: int | None = Field(
+        None, ge=1, le=COUNT
+    )  # divisor of seq-mean-token-sum-norm; null: max_response_tokens
+    kl_coef: float = Field(0.0, ge=0, le=WEIGHT)
     kl_form: str = "k3"
     kl_in: Literal["loss", "reward"] = "loss"
-    entropy_coef: float = 0.0
+    entropy_coef: float = Field(0.0, ge=-WEIGHT, le=WEIGHT)
 
 
 class MicroBatch(Section):
     """When a micro-batch closes: on the first limit hit. Only `samples` given: static micro-batches of that size."""
 
-    samples: int | None = Field(None, ge=1)
-    max_tokens: int | None = Field(None, ge=1)  # tokens without padding
-    max_padded_tokens: int | None = Field(None, ge=1)  # samples * longest sample
-    max_bytes: int | None = Field(None, ge=1)  # estimated activation bytes
+    samples: int | None = Field(None, ge=1, le=COUNT)
+    max_tokens: int | None = Field(None, ge=1, le=STEP_TOKENS)  # tokens without padding
+    max_padded_tokens: int | None = Field(None, ge=1, le=STEP_TOKENS)  # samples * longest sample
+    max_bytes: int | None = Field(None, ge=1, le=BYTES)  # estimated activation bytes
     balance: bool = True  # Karmarkar-Karp where dynamic
 
     @property
@@ -153,13 +193,13 @@ class MicroBatch(Section):
 class Actor(Section):
     """The update of the policy."""
 
-    epochs: int = Field(1, ge=1)  # ppo_epochs
-    mini_batch_prompts: int | None = Field(None, ge=1)  # prompts of one optimizer step; null: all of the step
+    epochs: int = Field(1, ge=1, le=2**20)  # ppo_epochs
+    mini_batch_prompts: int | None = Field(None, ge=1, le=2**20)  # prompts of one optimizer step; null: all of the step
     micro_batch: MicroBatch = MicroBatch(samples=4)
     packed: bool = True  # no padding in forward passes
-    log_prob_chunk_tokens: int = Field(1024, ge=0)  # logits computed at once; 0: all of the micro-batch
+    log_prob_chunk_tokens: int = Field(1024, ge=0, le=COUNT)  # logits computed at once; 0: all of the micro-batch
     activation_checkpointing: bool = False
-    grad_clip: float = Field(1.0, gt=0)
+    grad_clip: float = Field(1.0, gt=0, le=1e9)
 
 
 class Ref(Section):
@@ -171,66 +211,71 @@ class Ref(Section):
 class Critic(Section):
     """A value model (for estimators that need one)."""
 
-    path: str = "start"
-    lr: float = Field(1e-5, gt=0)
+    path: File = "start"
+    lr: float = Field(1e-5, gt=0, le=WEIGHT)
+
+
+Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Optim(Section):
     """AdamW."""
 
-    lr: float = Field(1e-5, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    warmup_steps: int = Field(0, ge=0)  # in steps of the run, linear from lr / (warmup_steps + 1)
+    lr: float = Field(1e-5, ge=0, le=WEIGHT)
+    betas: tuple[Beta, Beta] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0, le=1)
+    weight_decay: float = Field(0.0, ge=0, le=WEIGHT)
+    warmup_steps: int = Field(0, ge=0, le=COUNT)  # in steps of the run, linear from lr / (warmup_steps + 1)
 
 
 class Mesh(Section):
     """Parallel degrees; all 1 on one process."""
 
-    dp: int = Field(1, ge=1)
-    tp: int = Field(1, ge=1)
-    pp: int = Field(1, ge=1)
-    sp: int = Field(1, ge=1)
-    cp: int = Field(1, ge=1)
-    ep: int = Field(1, ge=1)
+    dp: int = Field(1, ge=1, le=2**20)
+    tp: int = Field(1, ge=1, le=2**20)
+    pp: int = Field(1, ge=1, le=2**20)
+    sp: int = Field(1, ge=1, le=2**20)
+    cp: int = Field(1, ge=1, le=2**20)
+    ep: int = Field(1, ge=1, le=2**20)
 
 
 class Memory(Section):
     """The limit that a peak is held against; null: what the machine reports."""
 
-    limit_bytes: int | None = Field(None, ge=1)
+    limit_bytes: int | None = Field(None, ge=1, le=BYTES)
 
 
 class Checkpoint(Section):
     """Write the policy every so many steps."""
 
-    every_steps: int = Field(1, ge=1)
-    path: str | None = None  # null: beside the run
+    every_steps: int = Field(1, ge=1, le=COUNT)
+    path: File | None = None  # null: beside the run
 
 
 class Async(Section):
     """How far rollout may run ahead of training (used by planned frameworks; the loop itself is synchronous)."""
 
-    max_staleness: int = Field(0, ge=0)
+    max_staleness: int = Field(0, ge=0, le=COUNT)
 
 
 class Record(Section):
     """What the recorder writes."""
 
     level: Literal["off", "steps", "tensors", "tokens"] = "tensors"
-    ops_every: int = Field(50, ge=0)  # step 0 and every so many steps operator by operator; 0: never
-    groups: int = Field(1, ge=0)  # groups per step whose tokens are written at level `tokens`
-    queue_rows: int = Field(100_000, ge=100)  # rows that may wait for the writer; more are dropped and counted
+    ops_every: int = Field(50, ge=0, le=COUNT)  # step 0 and every so many steps operator by operator; 0: never
+    groups: int = Field(1, ge=0, le=COUNT)  # groups per step whose tokens are written at level `tokens`
+    queue_rows: int = Field(
+        100_000, ge=100, le=10**8
+    )  # rows that may wait for the writer; more are dropped and counted
 
 
 class RunConfig(Section):
     """Everything one run is asked to do. `source_of` says of each key where its value came from."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
-    steps: int = Field(2, ge=1)
-    seed: int = 0
-    threads: int | None = Field(None, ge=1)  # torch threads; null: torch's own choice
+    name: str = Field("run", pattern=NAME, max_length=LONGEST_NAME)
+    steps: int = Field(2, ge=1, le=COUNT)
+    seed: int = Field(0, ge=0, lt=2**63)
+    threads: int | None = Field(None, ge=1, le=1024)  # torch threads; null: torch's own choice
     framework: str = "flowledger"
     framework_version: str | None = None
     raw: dict[str, Any] = Field(default_factory=dict)  # a foreign framework's own dictionary
@@ -268,6 +313,17 @@ class RunConfig(Section):
         found = [self._sources[prefix] for prefix in prefixes if prefix in self._sources]
         within = [source for name, source in self._sources.items() if name.startswith(f"{key}.")]
         return next(iter([*found, *within]), f"default@{VERSION}")
+
+    @model_validator(mode="after")
+    def _step_is_of_this_world(self) -> "RunConfig":
+        samples, tokens = self.samples_per_step, self.samples_per_step * self.rollout.max_response_tokens
+        if samples > STEP_SAMPLES or tokens > STEP_TOKENS:
+            raise ValueError(
+                f"data.prompts_per_step = {self.data.prompts_per_step} * rollout.samples_per_prompt = "
+                f"{self.rollout.samples_per_prompt} makes {samples} samples of up to {self.rollout.max_response_tokens} "
+                f"tokens a step; at most {STEP_SAMPLES} samples and {STEP_TOKENS} tokens"
+            )
+        return self
 
     @model_validator(mode="after")
     def _batches_fit(self) -> "RunConfig":

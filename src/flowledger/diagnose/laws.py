@@ -237,7 +237,7 @@ def identities(ledger: Ledger) -> Answer:
     """Law 6, on recorded tokens: ratio 1 before the first update, ref = old in the first step, rollout = old within noise."""
     tokens = ledger.rows(
         "SELECT step, sample_id, position, rollout_log_prob, old_log_prob, ref_log_prob FROM tokens_merged "
-        "WHERE response_mask = 1 AND old_log_prob IS NOT NULL"
+        "WHERE loss_mask = 1 AND old_log_prob IS NOT NULL"
     )
     if not tokens:
         return Answer(needs=("rows of `tokens`: record.level = tokens",))
@@ -279,21 +279,6 @@ LAWS: tuple[tuple[str, str, Callable[[Ledger], Answer]], ...] = (
 )
 
 
-def broken_masks(ledger: Ledger) -> list[FindingRow]:
-    """A finding for each tensor whose recorded mask does not broadcast to it."""
-    rows = ledger.rows(
-        "SELECT stage, phase, tensor_name, local_shape, mask, mask_shape FROM shapes WHERE source <> 'plan' AND mask_fits = false"
-    )
-    return [
-        FindingRow(
-            id="mask_does_not_broadcast", verdict="fail", severity="error", stage=row["stage"], phase=row["phase"],
-            message=f"{row['mask']} {row['mask_shape']} does not broadcast to {row['tensor_name']} {row['local_shape']}",
-            next_step="compare the logical shapes of both where they are written",
-        )
-        for row in rows
-    ]  # fmt: skip
-
-
 def _finding(position: int, name: str, sentence: str, answer: Answer) -> FindingRow:
     if answer.needs:
         return FindingRow(
@@ -312,9 +297,9 @@ def _finding(position: int, name: str, sentence: str, answer: Answer) -> Finding
 
 
 def _complete_steps(ledger: Ledger) -> set[int]:
-    """Steps whose update ended: an interrupted one owes nothing."""
+    """Steps whose weights were passed on: one that was interrupted or failed in its update owes nothing."""
     rows = ledger.rows(
-        "SELECT DISTINCT step FROM spans_view WHERE stage = 'update_actor' AND span_kind = 'stage' AND end_ns IS NOT NULL"
+        "SELECT DISTINCT step FROM spans_view WHERE stage = 'weight_sync' AND span_kind = 'stage' AND end_ns IS NOT NULL"
     )
     return {row["step"] for row in rows if row["step"] is not None}
 

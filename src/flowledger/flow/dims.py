@@ -17,6 +17,10 @@ SYMBOLS: dict[str, tuple[str, str]] = {
     "B_prompt": ("prompts in one step", "一步中的 prompt 数"),
     "G": ("responses per prompt (group size, rollout.n)", "每个 prompt 的 response 数（组大小）"),
     "B": ("samples in one step, B_prompt*G", "一步中的样本数，即 B_prompt*G"),
+    "B_admit": (
+        "prompts admitted in one prefill (as slots are free)",
+        "一次 prefill 接纳的 prompt 数（取决于空闲槽位）",
+    ),
     "B_mini": ("samples of one mini-batch (one optimizer step)", "一个 mini-batch（一次优化器更新）的样本数"),
     "B_micro": ("samples of one micro-batch (one forward/backward)", "一个 micro-batch（一次前反向）的样本数"),
     "B_run": (

@@ -108,15 +108,19 @@ def stage_of(place: str) -> str:
     return place.partition("@")[0].partition("/")[0]
 
 
-def form_of(name: str, shape: tuple[int, ...], bindings: Mapping[str, int] | None = None) -> Form | None:
+def form_of(
+    name: str, shape: tuple[int, ...], bindings: Mapping[str, int] | None = None, *, in_micro_batch: bool = False
+) -> Form | None:
     """The form whose dims fit an observed shape: same rank and, where symbols are bound, same sizes.
 
-    Falls back to the first form of the right rank (so that a wrong size is still named, and can be reported), then
+    Several may fit, when a micro-batch happens to have as many samples as the step has prompts: `in_micro_batch` then
+    says which one it is. Falls back to the first form of the right rank (so that a wrong size is still named, and can be reported), then
     None when no form has that rank.
     """
     same_rank = [form for form in tensor(name).forms if len(form.dims) == len(shape)]
     fitting = [form for form in same_rank if _fits(form, shape, bindings or {})]
-    return next(iter(fitting or same_rank), None)
+    micro = [form for form in fitting if any("B_micro" in dim.symbols for dim in form.dims)] if in_micro_batch else []
+    return next(iter(micro or fitting or same_rank), None)
 
 
 def _fits(form: Form, shape: tuple[int, ...], bindings: Mapping[str, int]) -> bool:

@@ -5,6 +5,7 @@ are loaded once, so that a query can then be denied every other file.
 """
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from flowledger.ledger import flow_facts
 from flowledger.ledger.directory import Process, RunDirectory, open_run
 from flowledger.ledger.rows import PART_COLUMNS, ROWS, Row, columns
 
+MOST_ROWS = 1_000_000  # of one answer to a user's query
 READ_ONLY = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 Params = Sequence[Any] | Mapping[str, Any]
 
@@ -57,7 +59,16 @@ class Ledger:
         if len(statements) != 1 or statements[0].type not in READ_ONLY:
             got = ", ".join(statement.type.name for statement in statements) or "nothing"
             raise BadInput(f"a ledger is only read: give one SELECT statement, not {got}")
-        return self._fetch(sql, params)
+        with ThreadPoolExecutor(1) as pool:  # so that Ctrl-C is heard while the query runs
+            asked = pool.submit(self._fetch, sql, params, MOST_ROWS)
+            try:
+                names, rows = asked.result()
+            except KeyboardInterrupt:
+                self._connection.interrupt()
+                raise
+        if len(rows) > MOST_ROWS:
+            raise BadInput(f"more than {MOST_ROWS:,} rows; add a LIMIT, or aggregate")
+        return _distinct(names), rows
 
     def close(self) -> None:
         self._connection.close()
@@ -76,10 +87,11 @@ class Ledger:
             f"(FORMAT parquet, COMPRESSION zstd, KV_METADATA {{torn: '{torn}'}})"
         )
 
-    def _fetch(self, sql: str, params: Params) -> tuple[list[str], list[tuple[Any, ...]]]:
+    def _fetch(self, sql: str, params: Params, most: int | None = None) -> tuple[list[str], list[tuple[Any, ...]]]:
         try:
             cursor = self._connection.execute(sql, params)
-            return [column[0] for column in cursor.description or ()], cursor.fetchall()
+            names = [column[0] for column in cursor.description or ()]
+            return names, cursor.fetchall() if most is None else cursor.fetchmany(most + 1)
         except duckdb.Error as error:
             raise BadInput(_first_line(error)) from None
 
@@ -176,6 +188,11 @@ def _quoted(name: str) -> str:
 
 def _text(value: object) -> str:
     return "'" + str(value).replace("'", "''") + "'"
+
+
+def _distinct(names: list[str]) -> list[str]:
+    """Column names of which none hides another: `a, a` become `a, a_2`."""
+    return [name if name not in names[:at] else f"{name}_{names[:at].count(name) + 1}" for at, name in enumerate(names)]
 
 
 def _first_line(error: Exception) -> str:

@@ -46,6 +46,33 @@ parts AS (
 SELECT run, source, step, coalesce(whole.seconds, parts.seconds) AS seconds
 FROM parts FULL JOIN whole USING (run, source, step);
 
+-- One reading a row: the kinds side by side, what the allocator says, and what no kind explains.
+CREATE VIEW memory_readings AS
+WITH wide AS (
+    SELECT run, source, process, any_value(rank) AS rank, step, stage, phase, epoch, mini_batch, micro_batch, instant,
+        max(t_ns) AS t_ns,
+        max(allocated) FILTER (kind = 'param') AS param, max(allocated) FILTER (kind = 'grad') AS grad,
+        max(allocated) FILTER (kind = 'optimizer') AS optimizer, max(allocated) FILTER (kind = 'activation') AS activation,
+        max(allocated) FILTER (kind = 'kv_cache') AS kv_cache, max(allocated) FILTER (kind = 'comm_buffer') AS comm_buffer,
+        max(allocated) FILTER (kind = 'temporary') AS temporary, max(allocated) FILTER (kind = 'batch') AS batch,
+        max(allocated) FILTER (kind = 'residue') AS stated_residue,
+        max(allocated) FILTER (kind = 'total') AS allocated, max(reserved) FILTER (kind = 'total') AS reserved,
+        max(peak_since_stage) FILTER (kind = 'total') AS peak_since_stage, max("limit") AS "limit",
+        max(device_used) AS device_used, max(host_used) AS host_used,
+        max(fragmentation) FILTER (kind = 'total') AS stated_fragmentation
+    FROM memory
+    GROUP BY run, source, process, step, stage, phase, epoch, mini_batch, micro_batch, instant),
+explained AS (
+    SELECT *, CASE WHEN coalesce(param, grad, optimizer, activation, kv_cache, comm_buffer, temporary, batch) IS NOT NULL
+        THEN coalesce(param, 0) + coalesce(grad, 0) + coalesce(optimizer, 0) + coalesce(activation, 0)
+            + coalesce(kv_cache, 0) + coalesce(comm_buffer, 0) + coalesce(temporary, 0) + coalesce(batch, 0) END AS known
+    FROM wide)
+SELECT run, source, process, rank, step, stage, phase, epoch, mini_batch, micro_batch, instant, t_ns, param, grad,
+    optimizer, activation, kv_cache, comm_buffer, temporary, batch, coalesce(allocated - known, stated_residue) AS residue,
+    known, allocated, reserved, peak_since_stage, device_used, host_used, "limit",
+    coalesce(stated_fragmentation, 1 - allocated / nullif(reserved, 0)) AS fragmentation
+FROM explained;
+
 -- Tokens stand at the span that knows them: the stage's own, else the sum over the spans inside it.
 CREATE VIEW stages AS
 WITH per_process AS (
@@ -63,9 +90,14 @@ merged AS (
         sum(tokens_logical)::BIGINT AS tokens_logical, sum(tokens_valid)::BIGINT AS tokens_valid,
         sum(tokens_computed)::BIGINT AS tokens_computed
     FROM per_process GROUP BY run, source, step, role, stage HAVING max(calls) > 0),
+boundaries AS (
+    SELECT run, source, step, stage, max(greatest(coalesce(peak_since_stage, allocated), coalesce(allocated, 0))) AS peak,
+        max(residue) AS residue, max(known) FILTER (instant = 'peak') AS live
+    FROM memory_readings GROUP BY run, source, step, stage),
+-- Between boundaries the allocator is not asked; on watched steps live tensors are, and the residue stands beside them.
 peaks_of_stages AS (
-    SELECT run, source, step, stage, max(greatest(coalesce(peak_since_stage, allocated), coalesce(allocated, 0))) AS peak
-    FROM memory WHERE kind = 'total' GROUP BY run, source, step, stage)
+    SELECT run, source, step, stage,
+        greatest(peak, live + max(residue) OVER (PARTITION BY run, source, step))::BIGINT AS peak FROM boundaries)
 SELECT merged.run, merged.source, merged.step, merged.stage, merged.role, merged.calls, merged.open_calls,
     merged.seconds, merged.seconds / nullif(step_seconds.seconds, 0) AS share, tokens_logical, tokens_valid,
     tokens_computed, CASE WHEN tokens_computed IS NOT NULL THEN tokens_valid / nullif(merged.seconds, 0) END AS tokens_per_s, peak AS peak_bytes
@@ -130,43 +162,16 @@ CREATE VIEW shapes AS FROM shapes_at(NULL);
 
 -- ----------------------------------------------------------------------------------------------------------- memory
 
--- One reading a row: the kinds side by side, what the allocator says, and what no kind explains.
-CREATE VIEW memory_readings AS
-WITH wide AS (
-    SELECT run, source, process, any_value(rank) AS rank, step, stage, phase, epoch, mini_batch, micro_batch, instant,
-        max(t_ns) AS t_ns,
-        max(allocated) FILTER (kind = 'param') AS param, max(allocated) FILTER (kind = 'grad') AS grad,
-        max(allocated) FILTER (kind = 'optimizer') AS optimizer, max(allocated) FILTER (kind = 'activation') AS activation,
-        max(allocated) FILTER (kind = 'kv_cache') AS kv_cache, max(allocated) FILTER (kind = 'comm_buffer') AS comm_buffer,
-        max(allocated) FILTER (kind = 'temporary') AS temporary, max(allocated) FILTER (kind = 'batch') AS batch,
-        max(allocated) FILTER (kind = 'residue') AS stated_residue,
-        max(allocated) FILTER (kind = 'total') AS allocated, max(reserved) FILTER (kind = 'total') AS reserved,
-        max(peak_since_stage) FILTER (kind = 'total') AS peak_since_stage, max("limit") AS "limit",
-        max(device_used) AS device_used, max(host_used) AS host_used,
-        max(fragmentation) FILTER (kind = 'total') AS stated_fragmentation
-    FROM memory
-    GROUP BY run, source, process, step, stage, phase, epoch, mini_batch, micro_batch, instant),
-explained AS (
-    SELECT *, CASE WHEN coalesce(param, grad, optimizer, activation, kv_cache, comm_buffer, temporary, batch) IS NOT NULL
-        THEN coalesce(param, 0) + coalesce(grad, 0) + coalesce(optimizer, 0) + coalesce(activation, 0)
-            + coalesce(kv_cache, 0) + coalesce(comm_buffer, 0) + coalesce(temporary, 0) + coalesce(batch, 0) END AS known
-    FROM wide)
-SELECT run, source, process, rank, step, stage, phase, epoch, mini_batch, micro_batch, instant, t_ns, param, grad,
-    optimizer, activation, kv_cache, comm_buffer, temporary, batch, coalesce(allocated - known, stated_residue) AS residue,
-    known, allocated, reserved, peak_since_stage, device_used, host_used, "limit",
-    coalesce(stated_fragmentation, 1 - allocated / nullif(reserved, 0)) AS fragmentation
-FROM explained;
-
 -- The memory ledger: of several readings of one instant in one stage (micro-batches), the fullest.
 CREATE VIEW memory_by_stage AS
 SELECT memory_readings.* FROM memory_readings LEFT JOIN flow_stages USING (stage)
 QUALIFY row_number() OVER (PARTITION BY run, source, process, step, stage, phase, instant ORDER BY coalesce(allocated, known) DESC NULLS LAST, t_ns) = 1
-ORDER BY step, flow_stages.position NULLS LAST, t_ns;
+ORDER BY step, flow_stages.position NULLS LAST, phase IS NULL, phase_position(phase), instant = 'end', t_ns;
 
--- The peak of each step: the fullest moment that anyone saw, with the composition if it was taken apart there.
+-- The peak of each step: where live tensors were watched, their fullest moment; else the fullest reading of the allocator.
 CREATE VIEW peaks AS
-SELECT * EXCLUDE (t_ns, peak_since_stage), greatest(coalesce(peak_since_stage, 0), coalesce(allocated, known, 0)) AS peak
-FROM memory_readings WHERE coalesce(peak_since_stage, allocated, known) IS NOT NULL
+SELECT * EXCLUDE (t_ns, peak_since_stage), CASE WHEN instant = 'peak' THEN coalesce(allocated, known) ELSE allocated END AS peak
+FROM memory_readings WHERE CASE WHEN instant = 'peak' THEN coalesce(allocated, known) ELSE allocated END IS NOT NULL
 QUALIFY row_number() OVER (PARTITION BY run, source, process, step
     ORDER BY instant = 'peak' DESC, peak DESC, known DESC NULLS LAST, t_ns) = 1
 ORDER BY step, process;

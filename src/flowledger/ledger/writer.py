@@ -1,7 +1,7 @@
 """The writer: rows of one process go to append-only JSONL files, behind the host's back and never in its way.
 
-`put` only appends to a queue. A background thread numbers, encodes and writes the rows at least every half second, so
-that a process killed at any moment lacks no more than that. A write error stops the writing and nothing else: what is
+`put` only appends to a queue. A background thread numbers, encodes and writes the rows before they are a second old,
+so that a process killed at any moment lacks no more than that. A write error stops the writing and nothing else: what is
 on disk stays readable, and the host never sees an exception.
 """
 
@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import msgspec
 
 from flowledger.ledger.rows import MetricRow, Row
 
-FLUSH_S = 0.25
+FLUSH_S = 0.7
 ROTATE_BYTES = 64 << 20
 CHUNK_ROWS = 512  # encoded in one call: the interpreter lock is held for half a millisecond at most
 
@@ -101,32 +102,33 @@ class Writer:
             row = self._queue.popleft()
             row.seq = self._seq
             self._seq += 1
-            if isinstance(row, MetricRow) and isinstance(row.value, float) and not math.isfinite(row.value):
+            if type(row) is MetricRow and isinstance(row.value, float) and not math.isfinite(row.value):
                 row.special, row.value = _special(row.value), None
             chunk.setdefault(row.table, []).append(row)
         return chunk
 
     def _write(self, chunk: dict[str, list[Row]]) -> None:
         for table, rows in chunk.items():
-            lines = self._encode(rows) if self.failure is None else []
+            lines, count = self._encode(rows) if self.failure is None else (b"", 0)
             try:
-                self._files.append(table, b"".join(lines))
+                self._files.append(table, lines)
             except OSError as error:
                 self.failure = self.failure or error
-                self._room = 0
-                lines = []
-            self._rows[table] = self._rows.get(table, 0) + len(lines)
-            self._dropped += len(rows) - len(lines)
+                self._room = count = 0
+            self._rows[table] = self._rows.get(table, 0) + count
+            self._dropped += len(rows) - count
 
-    def _encode(self, rows: list[Row]) -> list[bytes]:
-        """One line a row; a row that JSON cannot hold (a foreign object, a lone surrogate) is left out."""
+    def _encode(self, rows: list[Row]) -> tuple[bytes, int]:
+        """One line a row, and how many; a row that JSON cannot hold (a foreign object, a lone surrogate) is left out."""
+        with suppress(TypeError, ValueError, OverflowError):
+            return self._encoder.encode_lines(rows), len(rows)
         lines = []
         for row in rows:
             try:
                 lines.append(self._encoder.encode(row) + b"\n")
             except (TypeError, ValueError, OverflowError):
                 continue
-        return lines
+        return b"".join(lines), len(lines)
 
     def _forget(self) -> None:
         """In a forked child: the files are the parent's, and so are the rows still queued."""

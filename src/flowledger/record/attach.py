@@ -38,7 +38,7 @@ def _maker(probe: Probe, recorder: Recorder) -> Callable[[Function], Function]:
 
 
 def _wrapped(original: Function, probe: Probe, recorder: Recorder) -> Function:
-    watch = Watch(probe, original)
+    watch = Watch(probe, original, recorder.level)
 
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -49,8 +49,8 @@ def _wrapped(original: Function, probe: Probe, recorder: Recorder) -> Function:
             else:
                 with around:
                     result = original(*args, **kwargs)
-        except BaseException:
-            recorder.fail(watch, frame)
+        except BaseException as error:
+            recorder.fail(watch, frame, error)
             raise
         recorder.leave(watch, frame, args, kwargs, result)
         return result

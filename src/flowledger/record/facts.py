@@ -1,6 +1,7 @@
 """What calls tell beside tensors: versions, names, tokenizers, models, numbers."""
 
 from collections.abc import Callable, Mapping
+from itertools import groupby
 from typing import Any
 
 from flowledger.record.observe import Observer
@@ -11,9 +12,7 @@ from flowledger.record.watch import Named
 class Facts:
     """Takes the facts of a call to whoever needs them."""
 
-    def __init__(
-        self, observer: Observer, *, metric: Callable[[str, Any, Frame, int], None], meet: Callable[[Any], None]
-    ) -> None:
+    def __init__(self, observer: Observer, *, metric: Callable[..., None], meet: Callable[[Any], None]) -> None:
         self._observer, self._metric, self._meet = observer, metric, meet
         self._told: set[str] = set()  # metrics that come from the arguments of calls
 
@@ -38,9 +37,10 @@ class Facts:
             self._observer.token_values(frame, columns, now)
 
     def schedule(self, written: Named, frame: Frame, now: int) -> None:
-        """Running and waiting samples of each decode step, where no decode step told them itself."""
+        """Running and waiting samples, where no decode step told them itself; equal steps in a row are one row, weighted."""
         for name, value in written:
             if name == "generation_metadata" and value.is_cpu and "rollout/running" not in self._told:
-                for running, waiting in value.tolist():
-                    self._metric("rollout/running", running, frame, now)
-                    self._metric("rollout/waiting", waiting, frame, now)
+                for (running, waiting), alike in groupby(value.tolist()):
+                    steps = float(sum(1 for _ in alike))
+                    self._metric("rollout/running", running, frame, now, steps)
+                    self._metric("rollout/waiting", waiting, frame, now, steps)

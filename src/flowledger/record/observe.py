@@ -1,5 +1,6 @@
 """What a probe sees of tensors: a row an access, the life of the storage, what samples and tokens learn from it."""
 
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -34,7 +35,7 @@ class Observer:
         self.samples = Samples(put, rank)
         self.tokens = Tokens(put, groups)
         self._put, self._templates = put, templates
-        self._counts: dict[object, int] = {}
+        self._counts: dict[int, tuple[weakref.ref[Any], int, int]] = {}  # id -> tensor, its version, what it keeps
 
     def begin_step(self) -> None:
         self.samples.begin_step()
@@ -82,6 +83,7 @@ class Observer:
         dropped = self.facts.pop("dropped_reason", None)
         if dropped is not None and len(dropped) == len(ids):
             columns["dropped_reason"] = list(dropped)
+            self.tokens.dropped.update(one for one, why in zip(ids, dropped, strict=True) if why is not None)
         if columns and ids:
             if frame.stage == "rollout" and frame.policy_version is not None:
                 columns["versions"] = [[frame.policy_version]] * len(ids)
@@ -97,7 +99,7 @@ class Observer:
     def _masks(self, frame: Frame, named: Named) -> dict[str, tuple[list[int], float | None]] | None:
         """Shape and kept fraction of the masks of this call, its newest first."""
         for name, value in named:
-            if name in MASKS and is_tensor(value) and (self.level != "steps" or name == "attention_mask"):
+            if name in MASKS and is_tensor(value):
                 count, size = self._kept(value), value.numel()
                 if frame.masks is None:
                     frame.masks = {}
@@ -107,16 +109,17 @@ class Observer:
         return frame.masks
 
     def _kept(self, value: Any) -> int | None:
-        """How many elements of a mask are not 0, looked up where the same mask was seen before in this step."""
+        """How many elements of a mask are not 0, remembered for the step."""
         if not value.is_cpu and self.level != "tokens":
             return None
         if value.is_inference():
             return kept(value)
-        number = self.lives.number(value)
-        key = (number, value._version, value.storage_offset(), value.shape)
-        if number is None or key not in self._counts:
-            self._counts[key] = kept(value)
-        return self._counts[key]
+        known, version = self._counts.get(id(value)), value._version
+        if known is not None and known[1] == version and known[0]() is value:
+            return known[2]
+        count = kept(value)
+        self._counts[id(value)] = weakref.ref(value), version, count
+        return count
 
     def _tensor(
         self, watch: Watch, frame: Frame, access: str, name: str, value: Any, masks: dict[str, Any] | None, now: int
@@ -125,7 +128,7 @@ class Observer:
             return
         row = self._templates.of(name, value)
         local = value
-        if hasattr(value, "placements"):
+        if _TENSORS[type(value)] > 1:
             local = value.to_local()
             self._templates.cut(row, local.shape, [str(placement) for placement in value.placements])
         row.access = access
@@ -193,8 +196,9 @@ def is_tensor(value: Any) -> bool:
     kind = type(value)
     known = _TENSORS.get(kind)
     if known is None:
-        known = _TENSORS[kind] = hasattr(kind, "untyped_storage") and hasattr(kind, "storage_offset")
-    return known
+        tensor = hasattr(kind, "untyped_storage") and hasattr(kind, "storage_offset")
+        known = _TENSORS[kind] = (1 + hasattr(kind, "placements")) if tensor else 0
+    return known > 0
 
 
-_TENSORS: dict[type, bool] = {}
+_TENSORS: dict[type, int] = {}  # class -> 0 no tensor, 1 a tensor, 2 one that is spread over ranks

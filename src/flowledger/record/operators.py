@@ -9,7 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import cache, wraps
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +22,8 @@ from flowledger.record.position import Frame
 
 _LIFT = torch.ops.aten.lift_fresh.default  # how torch.tensor(...) hands over what it has just made
 _PLAIN = frozenset({Tensor, torch.nn.Parameter})
+_UNSIGNED: frozenset[str] = frozenset()
+_kind = cache(classify)  # of a handful of sets
 # Functions that return tensors which no operator has made; activation checkpointing keeps one for each call.
 _MAKERS = ("torch:get_rng_state", "torch.random:get_rng_state")
 
@@ -36,12 +38,8 @@ class Born:
         self.old = old
         self.number: int | None = None  # its number in the ledger, where it has one
         self.shared = False  # the probes saw it too, and write its death themselves
-        self.signs: set[str] = set()
+        self.signs = _UNSIGNED
         self.ref: object = None
-
-    @property
-    def kind(self) -> str:
-        return classify(self.signs)
 
 
 class Instant(NamedTuple):
@@ -58,6 +56,7 @@ class Event(NamedTuple):
 
     name: str  # born, freed
     storage: Born
+    kind: str
     size: int
     frame: Frame
     t_ns: int
@@ -121,7 +120,8 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
     def sign(self, value: Tensor, evidence: str) -> Born:
         """Note what a tensor is; one that no operator has shown yet was there before."""
         born = self._see(value, True, time.monotonic_ns())
-        born.signs.add(evidence)
+        if evidence not in born.signs:
+            born.signs = born.signs | {evidence}
         return born
 
     def find(self, pointer: int) -> Born | None:
@@ -133,37 +133,50 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         """A call begins or ends: `frame` is that call, `after` the one that runs from now on."""
         self._marks.append((len(self._events), frame, after, label, now))
 
-    def replay(self) -> Iterator[Instant | Event]:
+    def replay(self, small: int = 0) -> Iterator[Instant | Event]:
         """The step once more, in order: births, deaths and the instants that were marked; then the peak of every stage.
 
-        The peak of the step is the highest of them.
+        The peak of the step is the highest of them. Storages of fewer than `small` bytes count, and are no events.
         """
-        kinds = {id(born): born.kind for born, _, _ in self._events} | {id(born): born.kind for born in self._before}
-        live: dict[str, int] = dict.fromkeys(sorted(set(kinds.values())), 0)
+        live = dict.fromkeys(sorted({_kind(one.signs) for one in self._born()}), 0)
         for born in self._before:
-            live[kinds[id(born)]] += born.began
-        total = sum(live.values())
+            live[_kind(born.signs)] += born.began
+        highest, peaks = self._highest(sum(live.values())), []
         marks = iter([*self._marks, (len(self._events) + 1, self._marks[0][1], self._marks[0][1], "", 0)])
         mark, here = next(marks), self._marks[0][1]
-        peaks: dict[str | None, tuple[int, Instant]] = {}
         for index, (born, change, now) in enumerate(self._events):
             while mark[0] <= index:
                 here = mark[2]
                 if mark[3]:
                     yield Instant(mark[3], mark[1], mark[4], dict(live))
                 mark = next(marks)
-            live[kinds[id(born)]] += change
-            total += change
-            if here.stage not in peaks or total > peaks[here.stage][0]:
-                peaks[here.stage] = total, Instant("peak", here, now, dict(live))
-            if not born.old:
-                yield Event("born" if change > 0 else "freed", born, abs(change), here, now)
+            kind = _kind(born.signs)
+            live[kind] += change
+            if index in highest:
+                peaks.append(Instant("peak", here, now, dict(live)))
+            if not born.old and (abs(change) >= small or born.shared):
+                yield Event("born" if change > 0 else "freed", born, kind, abs(change), here, now)
         while mark[0] <= len(self._events):
             if mark[3]:
                 yield Instant(mark[3], mark[1], mark[4], dict(live))
             mark = next(marks)
-        for _, peak in peaks.values():
-            yield peak
+        yield from peaks
+
+    def _born(self) -> Iterator[Born]:
+        yield from self._before
+        yield from (born for born, _, _ in self._events)
+
+    def _highest(self, total: int) -> set[int]:
+        """The event at which each stage has the most live bytes, the first of equals; `total` lives at the begin."""
+        peaks: dict[str | None, tuple[int, int]] = {}
+        stage, at, marks = self._marks[0][1].stage, 0, self._marks
+        for index, (_, change, _) in enumerate(self._events):
+            while at < len(marks) and marks[at][0] <= index:
+                stage, at = marks[at][2].stage, at + 1
+            total += change
+            if stage not in peaks or total > peaks[stage][0]:
+                peaks[stage] = total, index
+        return {index for _, index in peaks.values()}
 
     @property
     def peak_growth(self) -> int:
@@ -202,7 +215,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         counted = storage.nbytes() if storage.device.type == self._device else 0
         born = Born(counted, old)
         if self.collective and not old:
-            born.signs.add("collective")
+            born.signs = frozenset({"collective"})
         born.ref = weakref.ref(storage, lambda _: self._died(pointer, born))
         self._live[pointer] = born
         if old:

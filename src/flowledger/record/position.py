@@ -5,8 +5,6 @@ mini-batches within their epoch (or stage), micro-batches within their mini-batc
 call means going back to its parent frame, so the position is right after an exception too.
 """
 
-from flowledger.ledger.rows import Row
-
 _COUNTING = frozenset({"step", "stage", "epoch", "mini_batch"})  # scopes that count the calls within them
 _LEVEL = {"epoch": 0, "mini_batch": 1, "micro_batch": 2}
 
@@ -48,11 +46,12 @@ class Frame:
         self.epoch, self.mini_batch, self.micro_batch = parent.epoch, parent.mini_batch, parent.micro_batch
         self.policy_version, self.sample_ids = parent.policy_version, parent.sample_ids
 
-    def stamp(self, row: Row) -> None:
-        """Write this position into a row."""
-        row.step, row.role, row.stage, row.phase = self.step, self.role, self.stage, self.phase
-        row.epoch, row.mini_batch, row.micro_batch = self.epoch, self.mini_batch, self.micro_batch
-        row.policy_version = self.policy_version
+    def within(self, outer: "Frame") -> bool:
+        """Whether this is `outer`, or a call made from within it."""
+        frame: Frame | None = self
+        while frame is not None and frame is not outer:
+            frame = frame.parent
+        return frame is outer
 
 
 def inner(parent: Frame, *, name: str, scope: str, stage: str | None, phase: str | None, role: str | None) -> Frame:

@@ -11,23 +11,29 @@ from flowledger.record.position import Frame
 
 Put = Callable[[Row, Frame, int], None]
 _SAME_NS = 500_000  # younger than this, a reading is still the present
-# The time since the last reading must be so many times its price (glibc walks its free lists: 5 to 200 µs).
-_PHASE, _SPARED_STAGE = 1000, 200
+_SHARE, _SHARE_AT_STEPS = 1 / 2000, 1 / 4000  # of the time, for readings (glibc walks its free lists: 10 to 400 µs)
+_ADVANCE_NS, _MOST_NS = 1_000_000_000, 40_000_000_000  # the time that counts at the very begin, and at most
 
 
 class Readings:
-    """Reads and writes; the highest reading of a stage is kept on its frame. `spare`: pass over very short stages."""
+    """Reads and writes; the highest reading of a stage is kept on its frame.
 
-    def __init__(self, put: Put, limit: int | None, *, spare: bool) -> None:
-        self._put, self._limit, self._spare = put, limit, spare
+    A step is read at its begin and its end, whatever that costs. In between readings live on a small share of the
+    time: stages are read if it can be paid, and phases if a stage could be too.
+    """
+
+    def __init__(self, put: Put, limit: int | None, *, level: str) -> None:
+        self._put, self._limit = put, limit
+        self._share = _SHARE_AT_STEPS if level == "steps" else _SHARE
         self._last = Reading()
         self._when = self._price = 0
+        self._credit, self._counted = _ADVANCE_NS * self._share, time.monotonic_ns()
+        self.free = False  # while a step is watched closely: every boundary is read
 
     def read(self, frame: Frame, instant: str, now: int) -> None:
-        """A row of kind `total`; at the end of a phase, and where sparing of a stage, only if it is not too dear."""
+        """A row of kind `total`, if a reading can be had."""
         stage = frame.stage_frame
-        least = _PHASE if frame.scope not in ("stage", "step") else _SPARED_STAGE if self._spare else 0
-        if least and frame.scope != "step" and now - self._when < least * self._price:
+        if not (self.free or frame.scope == "step" or self._affordable(frame, instant, now)):
             return
         seen = self._look(now)
         if instant == "begin" and frame is stage:
@@ -48,6 +54,14 @@ class Readings:
         for kind, size in layers.bytes_by_kind().items():
             self._put(MemoryRow(instant="end", kind=kind, allocated=size), frame, now)
 
+    def _affordable(self, frame: Frame, instant: str, now: int) -> bool:
+        self._credit = min(_MOST_NS * self._share, self._credit + (now - self._counted) * self._share)
+        self._counted = now
+        if frame.scope == "stage" and now - self._when <= _SAME_NS:
+            return True
+        readings = 1 if instant == "end" and frame.scope == "stage" else 2  # the end of a stage matters most
+        return self._credit >= readings * self._price
+
     def _look(self, now: int) -> Reading:
         """A reading; the one before where a stage begins right after another has ended."""
         if now - self._when > _SAME_NS:
@@ -55,6 +69,7 @@ class Readings:
             self._last = _reading()
             self._when = time.monotonic_ns()
             self._price = self._when - before
+            self._credit -= self._price
         return self._last
 
 

@@ -21,7 +21,7 @@ from flowledger.record.metrics import metric_rows
 from flowledger.record.observe import Observer
 from flowledger.record.position import Frame, inner
 from flowledger.record.readings import Readings
-from flowledger.record.upkeep import cost, missed, trouble
+from flowledger.record.upkeep import Failures, cost, missed, trouble
 from flowledger.record.watch import Watch, pick
 
 clock = time.monotonic_ns
@@ -69,8 +69,9 @@ class Recorder:
         self._spans = self._steps = 0
         self.own_ns = self._rows = 0
         self._troubles: dict[str, int] = {}
+        self._failures = Failures(self.put)
         self._facts = Facts(self._observer, metric=self.metric, meet=self._meet)
-        self._readings = Readings(self.put, limit, spare=level == "steps")
+        self._readings = Readings(self.put, limit, level=level)
 
     def enter(
         self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -102,16 +103,17 @@ class Recorder:
         """Close the span of a call that returned."""
         began = clock()
         self._hush(True)
-        if watch.looks_out or watch.scope == "stage":
+        if watch.looks_out or (watch.scope == "stage" and self.level != "steps"):
             self.guard(self._left, watch, frame, args, kwargs, result, began)
         self._close(watch, frame, began, failed=False)
         self._hush(False)
         self.own_ns += clock() - began
 
-    def fail(self, watch: Watch, frame: Frame) -> None:
-        """Close the span of a call that raised."""
+    def fail(self, watch: Watch, frame: Frame, error: BaseException) -> None:
+        """Close the span of a call that raised; what a stage or a step did not finish becomes a finding."""
         began = clock()
         self._hush(True)
+        self.guard(self._failures.passed, frame, error, began)
         self._close(watch, frame, began, failed=True)
         self._hush(False)
         self.own_ns += clock() - began
@@ -125,7 +127,7 @@ class Recorder:
         if self._observer.lives.dead:
             self.guard(self._observer.lives.settle)
         if watch.scope in ("stage", "step"):
-            if not failed:
+            if not failed and self.level != "steps":
                 self.guard(self._look_for_holders, frame)
             if watch.scope == "step":
                 self.guard(self._end_step, frame)
@@ -133,13 +135,15 @@ class Recorder:
     def put(self, row: Row, frame: Frame, now: int) -> None:
         """Write a row at a position."""
         row.t_ns, row.rank, row.rank_count = now, self._rank, self._rank_count
-        frame.stamp(row)
+        row.step, row.role, row.stage, row.phase = frame.step, frame.role, frame.stage, frame.phase
+        row.epoch, row.mini_batch, row.micro_batch = frame.epoch, frame.mini_batch, frame.micro_batch
+        row.policy_version = frame.policy_version
         self._rows += 1
         self._put_row(row)
 
-    def metric(self, name: str, value: Any, frame: Frame, now: int) -> None:
+    def metric(self, name: str, value: Any, frame: Frame, now: int, weight: float | None = None) -> None:
         """Write a number (or each number of a small tensor) under a canonical name."""
-        for row in metric_rows(name, value):
+        for row in metric_rows(name, value, weight):
             self.put(row, frame, now)
 
     def wants(self, probe: Probe) -> bool:
@@ -239,6 +243,7 @@ class Recorder:
             from flowledger.record.sampled import SampledStep  # noqa: PLC0415  torch is wanted from here on only
 
             self._operators = SampledStep(self, self._observer, frame)
+            self._readings.free = True
 
     def _around_step(self) -> AbstractContextManager[Any]:
         stack = ExitStack()
@@ -257,7 +262,8 @@ class Recorder:
     def _meet(self, value: Any) -> None:
         module = module_in(value)
         if module is not None and (self._hooks is None or not self._hooks.knows(module)):
-            self._observer.layers.meet(module)
+            if self.level != "steps":
+                self._observer.layers.meet(module)
             self._model_hooks().meet(module)
 
     def _model_hooks(self) -> Any:
@@ -293,7 +299,8 @@ class Recorder:
     def _end_step(self, frame: Frame) -> None:
         if self._operators is not None:
             operators, self._operators = self._operators, None
-            self._observer.sign, self._observer.lives.number_of = None, lambda pointer: None
+            self._readings.free = False
+            self._observer.sign = self._observer.lives.number_of = None
             self.own_ns += operators.mode.own_ns
             operators.write()
         for name, value in self.cost().items():

@@ -16,7 +16,7 @@ from flowledger.record.watch import Watch
 
 # Storages smaller than this share of the step's peak (and never those of 1 KiB) are counted in the sums but get no rows:
 # a step of a real model has a hundred thousand of them, and all together they explain nothing.
-_SMALL_SHARE, _SMALL_BYTES = 1e-4, 1024
+_SMALL_SHARE, _SMALL_BYTES = 1e-3, 1024
 
 
 class _Rows(Protocol):
@@ -30,7 +30,6 @@ class SampledStep:
     def __init__(self, rows: _Rows, observer: Observer, frame: Frame) -> None:
         self._rows, self._observer = rows, observer
         self.mode = Operators(frame)
-        self._small = _SMALL_BYTES
         observer.sign = self.mode.sign
         observer.lives.number_of = self._number_of
 
@@ -68,8 +67,8 @@ class SampledStep:
     def write(self) -> None:
         """All rows of the step, once it is over."""
         self._sign_models()
-        self._small = max(_SMALL_BYTES, int(_SMALL_SHARE * self.mode.peak_growth))
-        for seen in self.mode.replay():
+        small = max(_SMALL_BYTES, int(_SMALL_SHARE * self.mode.peak_growth))
+        for seen in self.mode.replay(small):
             if isinstance(seen, Event):
                 self._storage(seen)
                 continue
@@ -79,13 +78,11 @@ class SampledStep:
 
     def _storage(self, seen: Event) -> None:
         born = seen.storage
-        if not born.shared and seen.size < self._small:
-            return
         if seen.name == "freed" and born.shared:
             return  # the probes follow this one to its end
         if born.number is None:
             born.number = self._observer.lives.new_number()
-        row = StorageRow(storage=born.number, event=seen.name, bytes=seen.size, kind=born.kind)
+        row = StorageRow(storage=born.number, event=seen.name, bytes=seen.size, kind=seen.kind)
         self._rows.put(row, seen.frame, seen.t_ns)
 
     def _number_of(self, pointer: int) -> int | None:

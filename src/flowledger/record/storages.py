@@ -52,7 +52,7 @@ class Lives:
     """Every storage that is alive and was seen at a probe."""
 
     def __init__(self, put: Put, here: Callable[[], Frame]) -> None:
-        self.number_of: Callable[[int], int | None] = lambda pointer: None  # set while operators are watched
+        self.number_of: Callable[[int], int | None] | None = None  # set while operators are watched
         self._put, self._here = put, here
         self._alive: dict[int, Life] = {}
         self.dead: deque[tuple[Life, int, Frame]] = deque()
@@ -75,13 +75,8 @@ class Lives:
             life.read_in, life.read_ns = frame, now
         return life.id
 
-    def number(self, value: Any) -> int | None:
-        """The number of a tensor's storage, if it was seen."""
-        life = self._alive.get(value.untyped_storage()._cdata)
-        return life.id if life is not None else None
-
     def _meet(self, storage: Any, pointer: int, value: Any, name: str, access: str, frame: Frame, now: int) -> Life:
-        known = self.number_of(pointer)
+        known = self.number_of(pointer) if self.number_of is not None else None
         number = known if known is not None else self.new_number()
         life = Life(number, pointer, storage.nbytes(), name, value.requires_grad and not value.is_leaf)
         life.ref = weakref.ref(storage, partial(self._died, life))
@@ -108,7 +103,7 @@ class Lives:
         short = ("micro_batch", "stage") if frame.scope == "stage" else ("micro_batch", "stage", "step")
         for life in list(self._alive.values()):
             due = life.lifetime in short and life.kind in _SHORT and not life.held
-            if due and life.born_in is not None and _within(life.born_in, frame):
+            if due and life.born_in is not None and life.born_in.within(frame):
                 life.held = True
                 yield life
 
@@ -126,12 +121,7 @@ class Lives:
         self._alive.clear()
 
     def _last_read(self, life: Life) -> None:
-        if life.read_in is not None:
+        """Only where operators are watched, or for what lasts: elsewhere the accesses to the tensor say it."""
+        if life.read_in is not None and (self.number_of is not None or life.lifetime == "persistent"):
             row = StorageRow(storage=life.id, event="last_read", bytes=life.bytes, kind=life.kind)
             self._put(row, life.read_in, life.read_ns)
-
-
-def _within(inner: Frame | None, outer: Frame) -> bool:
-    while inner is not None and inner is not outer:
-        inner = inner.parent
-    return inner is outer

@@ -13,6 +13,7 @@ from flowledger.record.position import Frame
 
 Put = Callable[[Row, Frame, int], None]
 _EXTRA = {"full_sequence": "token_id"}  # covers the prompt as well, which response_ids does not
+_OF_KEPT = ("old_log_prob", "ref_log_prob", "entropy")  # of samples that were dropped nobody computes them
 TOKEN_COLUMNS = ("ratio", "clipped", "loss_share")  # made per token by a loss, and no tensors of the flow
 
 
@@ -28,6 +29,7 @@ class Tokens:
     def begin_step(self) -> None:
         self._group_of: dict[str, str] = {}
         self._chosen: set[str] = set()
+        self.dropped: set[str] = set()  # samples of this step that are not trained on
         self._width = 0  # S_prompt + S_resp, once the full sequence was seen
         self._valid: dict[str, list[int]] = {}  # sample -> columns that hold a token
 
@@ -54,7 +56,9 @@ class Tokens:
         if not self._width or not wide:
             return
         for index, sample in rows:
-            self._sample(sample, {name: value[index].tolist() for name, value in wide.items()}, frame, now)
+            spared = _OF_KEPT if frame.scope == "stage" and sample in self.dropped else ()
+            values_of = {name: value[index].tolist() for name, value in wide.items() if name not in spared}
+            self._sample(sample, values_of, frame, now)
 
     def _sample(self, sample: str, values: dict[str, list[Any]], frame: Frame, now: int) -> None:
         if "full_sequence" in values:

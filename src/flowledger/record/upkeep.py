@@ -1,10 +1,13 @@
 """What the recorder says of itself: its cost, its errors, and what it could not watch."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from flowledger.flow.seams import Probe
-from flowledger.ledger.rows import FindingRow
+from flowledger.ledger.rows import FindingRow, Row
+from flowledger.record.position import Frame
+
+Put = Callable[[Row, Frame, int], None]
 
 
 class Written(Protocol):
@@ -42,3 +45,34 @@ def missed(probe: Probe) -> FindingRow:
 def trouble(kind: str, error: Exception) -> FindingRow:
     """An error of the recorder itself."""
     return FindingRow(id="recorder_error", verdict="warn", severity="warning", message=f"{kind}: {error}"[:500])
+
+
+class Failures:
+    """Exceptions on their way out: one finding for each that leaves an outermost stage, or a step outside of stages.
+
+    The finding stands where the exception was first seen. One that is caught on its way stops nothing, and is none.
+    """
+
+    def __init__(self, put: Put) -> None:
+        self._put = put
+        self._error, self._told = 0, False  # its id, for the exception itself would keep its frames' tensors alive
+        self._first: Frame | None = None  # the innermost call that it left
+
+    def passed(self, frame: Frame, error: BaseException, now: int) -> None:
+        """An exception leaves a call."""
+        if self._first is None or self._error != id(error) or not self._first.within(frame):
+            self._error, self._first, self._told = id(error), frame, False
+        outermost = frame.scope == "stage" and (frame.parent is None or frame.parent.stage_frame.scope != "stage")
+        if not self._told and (outermost or frame.scope == "step"):
+            self._told = True
+            self._put(_failed(self._first, error), self._first, now)
+        if frame.scope == "step":
+            self._first = None
+
+
+def _failed(frame: Frame, error: BaseException) -> FindingRow:
+    place = "/".join(part for part in (frame.stage, frame.phase) if part) or frame.name
+    text = next(iter(str(error).splitlines()), "")
+    verdict, severity = ("fail", "error") if isinstance(error, Exception) else ("warn", "warning")  # Ctrl-C, an exit
+    message = f"{place} raised {type(error).__name__}{': ' if text else ''}{text}"[:500]
+    return FindingRow(id="call_failed", verdict=verdict, severity=severity, message=message)

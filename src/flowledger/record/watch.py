@@ -17,6 +17,8 @@ from flowledger.record.position import Frame
 
 _WHOLE = ("epoch", "mini_batch", "micro_batch", "decode", "collective", "call")  # one row at the end is enough
 _MISSING = object()
+_AT_STEPS = ("attention_mask", "generation_metadata")
+_FACTS_AT_STEPS = ("step", "policy_version", "model")
 Named = list[tuple[str, Any]]
 Path = tuple[str, ...]
 
@@ -24,7 +26,7 @@ Path = tuple[str, ...]
 class Watch:
     """One probe on one function."""
 
-    def __init__(self, probe: Probe, function: Function) -> None:
+    def __init__(self, probe: Probe, function: Function, level: str) -> None:
         self.probe, self.scope = probe, probe.scope
         self.whole = probe.scope in _WHOLE
         self.boundary = probe.scope in ("step", "stage") or probe.phase is not None  # memory is read here
@@ -40,12 +42,25 @@ class Watch:
         self.reads, self.read_facts = _split(probe.args)
         self.writes, self.write_facts = _split(probe.results)
         self._metrics = [(_path(key), name) for key, name in probe.metrics.items()]
-        self.looks_in = bool(probe.args) or self.scope == "step" or self.boundary
-        self.looks_out = bool(probe.results or probe.metrics)
+        if level == "steps":
+            self._prune()
+        self.looks_in = bool(self.reads or self.read_facts) or not self.whole
+        self.looks_out = bool(self.writes or self.write_facts or probe.metrics)
         self._function = function
         self._names: list[str] | None = None
         self.shown: set[object] = set()  # what a repeated call has shown already in this stage
         self.shown_in: object = None
+
+    def _prune(self) -> None:
+        """Keep what level `steps` makes use of."""
+        tensors = _AT_STEPS if self.scope == "stage" else ()
+        self.reads, self.writes = (
+            [(path, name) for path, name in table if name in tensors] for table in (self.reads, self.writes)
+        )
+        self.read_facts, self.write_facts = (
+            [(path, name) for path, name in table if name in _FACTS_AT_STEPS or name.startswith("metric:")]
+            for table in (self.read_facts, self.write_facts)
+        )
 
     def arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Mapping[str, Any]:
         """The arguments by parameter name."""

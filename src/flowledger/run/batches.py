@@ -44,6 +44,7 @@ class Rewards:
     token_level_reward: Tensor  # float32 [B_prompt*G, S_resp]
     component_names: tuple[str, ...]
     failed: tuple[str | None, ...]  # per sample: reward_error, reward_timeout, or None
+    errors: tuple[str | None, ...]  # per sample: `component: what happened`, also where it counts as 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

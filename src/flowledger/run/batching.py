@@ -52,14 +52,7 @@ def micro_batches(
     samples: Indices, lengths: Sequence[int], limits: MicroBatch, bytes_per_token: int
 ) -> tuple[Indices, ...]:
     """Split samples into micro-batches that hold every limit; a single sample above a limit gets one of its own."""
-    closed: list[Indices] = []
-    current: list[int] = []
-    for sample in samples:
-        if current and not fits([*current, sample], lengths, limits, bytes_per_token):
-            closed.append(tuple(current))
-            current = []
-        current.append(sample)
-    greedy = (*closed, tuple(current)) if current else tuple(closed)
+    greedy = _greedy(samples, lengths, limits, bytes_per_token)
     if not (limits.dynamic and limits.balance) or len(greedy) < 2:
         return greedy
     parts = karmarkar_karp([lengths[i] for i in samples], len(greedy))
@@ -70,12 +63,30 @@ def micro_batches(
 
 def fits(samples: Sequence[int], lengths: Sequence[int], limits: MicroBatch, bytes_per_token: int) -> bool:
     """Whether these samples together hold every limit that is set."""
-    tokens = sum(lengths[i] for i in samples)
-    padded = len(samples) * max(lengths[i] for i in samples)
+    inside = [lengths[i] for i in samples]
+    return _holds(len(inside), sum(inside), max(inside), limits, bytes_per_token)
+
+
+def _greedy(samples: Indices, lengths: Sequence[int], limits: MicroBatch, bytes_per_token: int) -> tuple[Indices, ...]:
+    """Samples in a row, closed on the first limit hit. Totals are kept as it goes: one pass, however large the batch."""
+    closed: list[Indices] = []
+    current: list[int] = []
+    tokens, longest = 0, 0
+    for sample in samples:
+        length = lengths[sample]
+        if current and not _holds(len(current) + 1, tokens + length, max(longest, length), limits, bytes_per_token):
+            closed.append(tuple(current))
+            current, tokens, longest = [], 0, 0
+        current.append(sample)
+        tokens, longest = tokens + length, max(longest, length)
+    return (*closed, tuple(current)) if current else tuple(closed)
+
+
+def _holds(count: int, tokens: int, longest: int, limits: MicroBatch, bytes_per_token: int) -> bool:
     return (
-        (limits.samples is None or len(samples) <= limits.samples)
+        (limits.samples is None or count <= limits.samples)
         and (limits.max_tokens is None or tokens <= limits.max_tokens)
-        and (limits.max_padded_tokens is None or padded <= limits.max_padded_tokens)
+        and (limits.max_padded_tokens is None or count * longest <= limits.max_padded_tokens)
         and (limits.max_bytes is None or tokens * bytes_per_token <= limits.max_bytes)
     )
 

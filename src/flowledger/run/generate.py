@@ -21,6 +21,7 @@ from flowledger.flow.errors import BadInput
 from flowledger.flow.words import FINISH_REASONS
 from flowledger.run import sampling
 from flowledger.run.cache import SlotCache
+from flowledger.run.exceptions import told
 from flowledger.run.scheduler import Scheduler, Turnover
 
 STOP, LENGTH, ABORT, TIMEOUT = (FINISH_REASONS.index(reason) for reason in ("stop", "length", "abort", "timeout"))
@@ -174,7 +175,8 @@ class _Responses:
             reason[self.deadline[samples] <= clock()] = TIMEOUT
         if abort is not None:
             for slot, index in enumerate(samples.tolist()):
-                if abort(int(sample_id[index]), self.ids[index, : int(self.length[index])].tolist()):
+                response = self.ids[index, : int(self.length[index])].tolist()
+                if _asked(abort, int(sample_id[index]), response, self.settings.abort_function):
                     reason[slot] = ABORT
         elif self.settings.timeout_s is None:
             return []
@@ -222,6 +224,20 @@ class _Responses:
         self.reason[samples[done]] = reason[done]
         slots: list[int] = done.nonzero()[:, 0].tolist()
         return slots
+
+
+def _asked(abort: Abort, sample: int, response: list[int], path: str | None) -> bool:
+    """Whether the user's function ends the sample. Raises BadInput when it raises or gives no yes or no."""
+    name = f"rollout.abort_function = {path or getattr(abort, '__name__', abort)!r}"
+    try:
+        found: Any = abort(sample, response)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (the user's code may raise anything at all)
+        raise BadInput(f"{name} raised {told(error)} for sample {sample} after {len(response)} tokens") from None
+    if getattr(found, "shape", None) == ():  # a NumPy or torch truth value
+        found = found.item()
+    if not isinstance(found, bool | int | None):
+        raise BadInput(f"{name} returned a {type(found).__name__} for sample {sample}; it must return True or False")
+    return bool(found)
 
 
 def _fill_slots(

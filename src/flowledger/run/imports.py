@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from flowledger.flow.errors import BadInput, nearest
+from flowledger.run.exceptions import told
 
 
 def load_function(path: str, *, key: str) -> Callable[..., Any]:
@@ -24,8 +25,8 @@ def load_function(path: str, *, key: str) -> Callable[..., Any]:
         raise BadInput(f"{key} = {path!r}: there is no file {location} (seen from {Path.cwd()})")
     try:
         module = _module_of_file(Path(location)) if is_file else _module(location)
-    except Exception as error:  # noqa: BLE001  (the user's module may raise anything at all)
-        raise BadInput(f"{key} = {path!r}: importing {location} raised {type(error).__name__}: {error}") from None
+    except (Exception, SystemExit) as error:  # noqa: BLE001  (the user's module may raise anything at all)
+        raise BadInput(f"{key} = {path!r}: importing {location} raised {told(error)}") from None
     found = getattr(module, name, None)
     if not callable(found):
         known = [word for word, value in vars(module).items() if callable(value) and not word.startswith("_")]

@@ -4,12 +4,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from flowledger.config.schema import RunConfig
-from flowledger.run import measures, stages
+from flowledger.run import checkpoints, measures, stages
 from flowledger.run.world import World, build
 
 
@@ -43,8 +42,9 @@ def rl_step(*, step: int, world: World) -> StepReport:
         sample_id=p.sample_id,
     )  # fmt: skip
     f = stages.filter(
-        response_mask=r.response_mask, finish_reason=r.finish_reason, failed=s.failed, sample_id=p.sample_id
-    )
+        response_mask=r.response_mask, finish_reason=r.finish_reason, failed=s.failed, errors=s.errors,
+        sample_id=p.sample_id,
+    )  # fmt: skip
     batches = stages.balance(
         attention_mask=r.attention_mask, loss_mask=f.loss_mask, sample_id=p.sample_id,
         mini_batch_samples=c.mini_batch_prompts * group_size, actor=c.actor, bytes_per_token=w.bytes_per_token,
@@ -67,8 +67,8 @@ def rl_step(*, step: int, world: World) -> StepReport:
     lr = w.optimizer.param_groups[0]["lr"]
     w.schedule.step()
     synced = stages.weight_sync(model=w.policy.model, weights=w.weights)
-    if c.checkpoint and (step + 1) % c.checkpoint.every_steps == 0:
-        stages.checkpoint(policy=w.policy, folder=Path(c.checkpoint.path or f"checkpoints/{c.name}"), step=step)
+    if (folder := checkpoints.folder_of(c)) and checkpoints.due(c, step):
+        stages.checkpoint(policy=w.policy, folder=folder, step=step)
 
     seconds = time.perf_counter() - started
     metrics = measures.measure(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowledger.flow.errors import BadInput
-from flowledger.run.reward_worker import read_frame, write_frame
+from flowledger.run.reward_worker import Unsendable, encode, read_frame, write_frame
 
 STARTUP_LIMIT_S = 120.0  # importing what rewards need; not counted against any sample
 
@@ -30,6 +30,10 @@ class RewardProcess:
 
     def __init__(self, setup: Mapping[str, Any], *, timeout_s: float) -> None:
         self._setup, self._timeout_s = setup, timeout_s
+        try:
+            encode(setup)
+        except Unsendable as error:
+            raise BadInput(f"reward.components or data.task_options hold what cannot be sent: {error}") from None
         self._process = self._start()
         self._ready = False
 
@@ -51,6 +55,11 @@ class RewardProcess:
 
     def ask(self, jobs: Sequence[Mapping[str, Any]]) -> list[Verdict]:
         """One verdict per job, in order. A job that exceeds its time, or ends the process, costs a restart."""
+        refused = _unsendable(jobs)
+        asked = iter(self._ask([job for number, job in enumerate(jobs) if number not in refused]))
+        return [refused[number] if number in refused else next(asked) for number in range(len(jobs))]
+
+    def _ask(self, jobs: Sequence[Mapping[str, Any]]) -> list[Verdict]:
         verdicts: list[Verdict] = []
         while len(verdicts) < len(jobs):
             self.wait_ready()
@@ -93,7 +102,8 @@ class RewardProcess:
         )
         assert process.stdin is not None and process.stdout is not None
         self._input, self._output = process.stdin, process.stdout
-        write_frame(self._input, self._setup)
+        with contextlib.suppress(BrokenPipeError):  # it could not even start: reading says so
+            write_frame(self._input, self._setup)
         return process
 
     def _restart(self) -> int | None:
@@ -117,3 +127,20 @@ class RewardProcess:
     def _readable(self, seconds: float) -> bool:
         """Whether a frame, or the end, arrives in time. The pipe is unbuffered, so the kernel knows all that waits."""
         return bool(select.select([self._output], [], [], seconds)[0])
+
+
+def _unsendable(jobs: Sequence[Mapping[str, Any]]) -> dict[int, Verdict]:
+    """Verdicts of the jobs that no frame can carry, by number. All at once first, since as a rule there is none."""
+    try:
+        encode(jobs)
+    except Unsendable:
+        pass
+    else:
+        return {}
+    refused = {}
+    for number, job in enumerate(jobs):
+        try:
+            encode(job)
+        except Unsendable as error:
+            refused[number] = Verdict(None, "reward_error", f"the sample cannot be sent to the reward: {error}")
+    return refused

@@ -7,6 +7,7 @@ reward prints goes to stderr. It runs in the main thread (math-verify sets signa
 
 import inspect
 import logging
+import math
 import os
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import IO, Any
 import msgspec
 
 from flowledger.flow.errors import BadInput
+from flowledger.run.exceptions import told
 from flowledger.run.gym import Gym
 from flowledger.run.imports import load_function
 
@@ -24,8 +26,15 @@ from flowledger.run.imports import load_function
 KEYWORDS = ("prompt", "response", "answer", "response_ids", "sample_id", "extra")
 VERL_KEYWORDS = ("data_source", "solution_str", "ground_truth", "extra_info")
 
+# Beyond this, the squares and sums that an advantage is made of leave float32.
+LARGEST = 1e15
+
 Job = Mapping[str, Any]
 Rule = Callable[[Job], Any]
+
+
+class Unsendable(Exception):  # noqa: N818  (it names what was to be sent)
+    """Something that no frame can carry."""
 
 
 def main() -> None:
@@ -58,7 +67,7 @@ def answer(rule: Rule, job: Job) -> dict[str, Any]:
     try:
         return {"value": _number(rule(job), len(job["response_ids"]))}
     except Exception as error:  # noqa: BLE001  (whatever a reward raises marks its sample and nothing more)
-        return {"error": f"{type(error).__name__}: {error}"}
+        return {"error": told(error)}
 
 
 def read_frame(stream: IO[bytes]) -> Any:
@@ -68,9 +77,17 @@ def read_frame(stream: IO[bytes]) -> Any:
     return msgspec.msgpack.decode(body) if body is not None else None
 
 
+def encode(content: Any) -> bytes:
+    """A frame's body. Raises Unsendable for what msgpack has no form for: half a surrogate pair, an endless nesting."""
+    try:
+        return msgspec.msgpack.encode(content, enc_hook=str)
+    except Exception as error:  # noqa: BLE001  (`str` of what the user's data holds may raise anything)
+        raise Unsendable(told(error)) from None
+
+
 def write_frame(stream: IO[bytes], content: Any) -> None:
     """Send one frame. What msgpack does not know is sent as its text."""
-    body = msgspec.msgpack.encode(content, enc_hook=str)
+    body = encode(content)
     left = memoryview(len(body).to_bytes(4, "big") + body)
     while left:  # an unbuffered pipe may take a part only
         left = left[stream.write(left) :]
@@ -96,7 +113,9 @@ def _rule(component: Mapping[str, str], setup: Mapping[str, Any]) -> Rule:
             return _math_verify()
         case "function":
             key = f"reward component {component['name']!r}: path"
-            return _called_with_what_it_takes(load_function(component["path"], key=key))
+            return _called_with_what_it_takes(
+                load_function(component["path"], key=key), f"{key} = {component['path']!r}"
+            )
     raise AssertionError(component["kind"])
 
 
@@ -119,8 +138,11 @@ def _math_verify() -> Rule:
     return rule
 
 
-def _called_with_what_it_takes(function: Callable[..., Any]) -> Rule:
-    parameters = inspect.signature(function).parameters.values()
+def _called_with_what_it_takes(function: Callable[..., Any], key: str) -> Rule:
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError) as error:
+        raise BadInput(f"{key}: what it can be called with is not known ({told(error)}); wrap it in a def") from None
     open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
     named = {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}
     accepted = [word for word in (*KEYWORDS, *VERL_KEYWORDS) if open_ended or word in named]
@@ -146,9 +168,18 @@ def _number(value: Any, tokens: int) -> float | list[float]:
     if isinstance(value, Sequence) and not isinstance(value, str):
         if len(value) != tokens:
             raise ValueError(f"it returned {len(value)} rewards for {tokens} response tokens")
-        return [float(part) for part in value]
+        return [_bounded(part) for part in value]
+    return _bounded(value)
+
+
+def _bounded(value: Any) -> float:
+    if getattr(value, "shape", None) == ():  # a number of NumPy or torch
+        value = value.item()
     if not isinstance(value, int | float):
-        raise TypeError(f"it returned {value!r}, must be a number or one number per response token")
+        shown = repr(value)
+        raise TypeError(f"it returned {shown[:80]}, must be a number or one number per response token")
+    if math.isfinite(value) and abs(value) > LARGEST:
+        raise ValueError(f"it returned {value!r}; a reward must lie within ±{LARGEST:g}")
     return float(value)
 
 

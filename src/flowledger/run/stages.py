@@ -5,7 +5,6 @@ Always call a stage through this module (`stages.rollout(...)`): a name imported
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from flowledger.config.schema import Actor, Algorithm, Data, Rollout, RunConfig
 from flowledger.flow.errors import BadInput
 from flowledger.flow.words import FINISH_REASONS
 from flowledger.run import advantages as estimators
-from flowledger.run import batching, generate, prompts, update
+from flowledger.run import batching, checkpoints, generate, prompts, update
 from flowledger.run.batches import (
     Advantages,
     Filtered,
@@ -102,10 +101,9 @@ def reward(
 ) -> Rewards:
     """Every component [B, N_reward], their weighted sum [B], and the same laid on tokens [B, S_resp]."""
     group_size = len(response_ids) // len(problems)
-    texts = [
-        tokenizer.decode(ids[mask.bool()].tolist(), skip_special_tokens=True)
-        for ids, mask in zip(response_ids, response_mask, strict=True)
-    ]
+    lengths = response_mask.sum(-1).tolist()  # responses are padded on the right
+    written = [ids[:length] for ids, length in zip(response_ids.tolist(), lengths, strict=True)]
+    texts = tokenizer.batch_decode(written, skip_special_tokens=True)
     scores = scorer.score(
         problems=tuple(problem for problem in problems for _ in range(group_size)),
         responses=texts,
@@ -122,13 +120,22 @@ def reward(
         token_level_reward=scores.token_level_reward,
         component_names=scores.component_names,
         failed=scores.failed,
+        errors=scores.errors,
     )
 
 
 def filter(
-    *, response_mask: Tensor, finish_reason: Tensor, failed: Sequence[str | None], sample_id: Tensor
+    *,
+    response_mask: Tensor,
+    finish_reason: Tensor,
+    failed: Sequence[str | None],
+    errors: Sequence[str | None],
+    sample_id: Tensor,
 ) -> Filtered:
-    """Drop samples that cannot be learnt from: aborted, timed out, empty, or without a reward. Raises when none is left."""
+    """Drop samples that cannot be learnt from: aborted, timed out, empty, or without a reward.
+
+    Raises BadInput when none is left, with what `errors` says of the first whose reward failed.
+    """
     ended = [FINISH_REASONS[code] for code in finish_reason.tolist()]
     lengths = response_mask.sum(-1).tolist()
     reasons = tuple(
@@ -136,13 +143,33 @@ def filter(
         for end, length, fail in zip(ended, lengths, failed, strict=True)
     )
     if all(reasons):
-        counts = ", ".join(f"{reason} {reasons.count(reason)}" for reason in sorted({r for r in reasons if r}))
-        raise BadInput(
-            f"all {len(reasons)} samples of this step were dropped ({counts}): nothing to learn from; "
-            "raise rollout.timeout_s or reward.timeout_s, or check rollout.abort_function and the reward"
-        )
+        raise BadInput(_nothing_left([reason for reason in reasons if reason], errors, sample_id.tolist()))
     kept = torch.tensor([reason is None for reason in reasons], device=response_mask.device)
     return Filtered(loss_mask=response_mask * kept[:, None], dropped_reason=reasons)
+
+
+# What to do about each reason for which a sample is dropped.
+WAYS_OUT = {
+    "abort": "check rollout.abort_function",
+    "empty": "check the model: its first token ends the response",
+    "reward_error": "mend the reward, or set reward.on_error to zero",
+    "reward_timeout": "raise reward.timeout_s",
+    "timeout": "raise rollout.timeout_s",
+}
+
+
+def _nothing_left(reasons: Sequence[str], errors: Sequence[str | None], ids: Sequence[int]) -> str:
+    there = sorted(set(reasons))
+    counts = ", ".join(f"{reason} {reasons.count(reason)}" for reason in there)
+    failed = (
+        f"; sample {sample}: {error}"
+        for sample, error, reason in zip(ids, errors, reasons, strict=True)
+        if error and reason in ("reward_error", "reward_timeout")
+    )
+    return (
+        f"all {len(reasons)} samples of this step were dropped ({counts}): nothing to learn from"
+        f"{next(failed, '')}; {', '.join(WAYS_OUT[reason] for reason in there)}"
+    )
 
 
 def balance(
@@ -290,14 +317,7 @@ def weight_sync(*, model: nn.Module, weights: RolloutWeights) -> Synced:
 
 
 def checkpoint(*, policy: Policy, folder: Path, step: int) -> Path:
-    """Write the policy in Hugging Face form to `folder/step-N`, aside first and then renamed, so that a half one never stands there."""
+    """Write the policy in Hugging Face form to `folder/step-N`."""
     target = folder / f"step-{step}"
-    aside = target.with_suffix(".writing")
-    model: Any = policy.model
-    try:
-        model.save_pretrained(aside)
-        policy.tokenizer.save_pretrained(aside)
-        aside.rename(target)
-    except OSError as error:
-        raise BadInput(f"checkpoint.path: cannot write {target}: {error.strerror or error}") from error
+    checkpoints.write(policy, target)
     return target

@@ -275,6 +275,6 @@ def _not_finite(inputs: Mapping[str, Tensor], mask: Tensor, sample_id: Tensor) -
             row, token = bad.nonzero()[0].tolist()
             return (
                 f"the loss is not finite: {name} of sample {int(sample_id[row])}, response token {token} is "
-                f"{float(tensor[row, token])}; lower optim.lr or check the model's weights"
+                f"{float(tensor[row, token].detach())}; lower optim.lr or check the model's weights"
             )
     return "the loss is not finite although its inputs are; the log ratio overflows: lower optim.lr"

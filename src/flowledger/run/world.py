@@ -1,5 +1,6 @@
 """Everything that lives through all steps of a run: models, optimizer, prompts, rewards, random streams."""
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +10,9 @@ import torch
 from flowledger.config.schema import RunConfig
 from flowledger.flow.errors import BadInput, nearest
 from flowledger.flow.estimates import activation_bytes
-from flowledger.run import forward, imports, models, prompts, rewards
+from flowledger.run import checkpoints, forward, imports, models, prompts, rewards
 from flowledger.run.advantages import ADVANTAGES
+from flowledger.run.exceptions import told
 from flowledger.run.generate import Abort
 from flowledger.run.losses import KL_FORMS, POLICY_LOSSES
 from flowledger.run.weights import RolloutWeights, rollout_weights
@@ -50,11 +52,8 @@ class World:
 def build(config: RunConfig) -> World:
     """Build a run's world. Raises BadInput for whatever the configuration names and the machine does not have."""
     check_names(config)
-    abort = (
-        imports.load_function(config.rollout.abort_function, key="rollout.abort_function")
-        if config.rollout.abort_function
-        else None
-    )
+    checkpoints.check_room(config)
+    abort = _abort_function(config.rollout.abort_function) if config.rollout.abort_function else None
     scorer = rewards.Scorer(config.reward, config.data, seed=config.seed)  # first: its process starts meanwhile
     try:
         return _build(config, scorer, abort)
@@ -67,6 +66,7 @@ def _build(config: RunConfig, scorer: rewards.Scorer, abort: Abort | None) -> Wo
     torch.manual_seed(config.seed)
     source = prompts.open_source(config.data, seed=config.seed)
     policy = models.load_policy(config.model, seed=config.seed)
+    _check_stop_tokens(config, policy.sizes["V"])
     forward.use_segments(policy.model)
     forward.check_forward(policy.model, policy.sizes["V"])
     scorer.load_models(policy, seed=config.seed)
@@ -74,7 +74,7 @@ def _build(config: RunConfig, scorer: rewards.Scorer, abort: Abort | None) -> Wo
     weights = rollout_weights(policy.model, shared=config.rollout.weights == "shared")
     if config.actor.activation_checkpointing:
         model: Any = policy.model
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+        _recompute_activations(model)
         model.train()  # checkpointing works in training mode only; there is no dropout
     optimizer = torch.optim.AdamW(
         [p for p in policy.model.parameters() if p.requires_grad],
@@ -93,6 +93,35 @@ def _build(config: RunConfig, scorer: rewards.Scorer, abort: Abort | None) -> Wo
     )  # fmt: skip
 
 
+def _abort_function(path: str) -> Abort:
+    """The user's function. Raises BadInput where it cannot be called with a sample id and a list of tokens."""
+    function = imports.load_function(path, key="rollout.abort_function")
+    try:
+        inspect.signature(function).bind(0, [])
+    except TypeError as error:
+        raise BadInput(
+            f"rollout.abort_function = {path!r} cannot be called as (sample_id, response_ids): {told(error)}"
+        ) from None
+    except ValueError:  # a function in C that does not say what it takes: the first call will show
+        pass
+    return function
+
+
+def _check_stop_tokens(config: RunConfig, vocabulary: int) -> None:
+    for token in config.rollout.stop_token_ids:
+        if token >= vocabulary:
+            raise BadInput(
+                f"rollout.stop_token_ids holds {token} ({config.source_of('rollout.stop_token_ids')}), and the model "
+                f"has {vocabulary} tokens; use ids from 0 to {vocabulary - 1}"
+            )
+
+
+def _recompute_activations(model: Any) -> None:
+    """Switch activation checkpointing on; transformers renamed the switch in version 5 and warns of the old name."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
 def check_names(config: RunConfig) -> None:
     """Refuse names that no function bears, with the nearest one that exists."""
     tables: dict[str, tuple[str, Mapping[str, object]]] = {
@@ -102,9 +131,12 @@ def check_names(config: RunConfig) -> None:
     }
     for key, (value, known) in tables.items():
         if value not in known:
-            raise BadInput(
-                f"{key} = {value!r} ({config.source_of(key)}) is not one of {', '.join(known)}{nearest(value, known)}"
+            ways = (
+                f"is not one of {', '.join(known)}"
+                if len(known) > 1
+                else f"is not known; the only one is {next(iter(known))}"
             )
+            raise BadInput(f"{key} = {value!r} ({config.source_of(key)}) {ways}{nearest(value, known)}")
     degrees = {axis: degree for axis, degree in config.mesh.model_dump().items() if degree != 1}
     for axis, degree in degrees.items():
         raise BadInput(

@@ -1,6 +1,6 @@
 """The three rough estimates of memory beside what was measured. An estimate that lacks an input says which."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from flowledger.flow.estimates import activation_bytes, kv_bytes, peak_memory
@@ -13,9 +13,13 @@ WIDTH = {"float32": 4, "bfloat16": 2, "float16": 2}
 Inputs = Mapping[str, Any]
 
 
-def estimates(ledger: Ledger, peaks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """One row an estimate: name, formula, estimate and measured (bytes), deviation (fraction), needs (what lacks)."""
-    measured = _measured(ledger)
+def estimates(ledger: Ledger, highest: Mapping[str, Any], *, step: int | None = None) -> list[dict[str, Any]]:
+    """One row an estimate: name, formula, estimate and measured (bytes), deviation (fraction), needs (what lacks).
+
+    What was measured is that of one step, or of all. A peak that was not taken apart (`highest` is a reading of the
+    whole process) is nothing to compare with.
+    """
+    measured = _measured(ledger, step)
     inputs = _inputs(ledger)
     activations = _activations(inputs)
     cache = _cache(inputs)
@@ -30,11 +34,10 @@ def estimates(ledger: Ledger, peaks: Iterable[Mapping[str, Any]]) -> list[dict[s
         ) if known else None,
         "needs": [*activations["needs"], *cache["needs"], *(kind for kind, size in parts.items() if size is None)],
     }  # fmt: skip
-    highest = max((row["peak"] for row in peaks), default=None)
     return [
         _beside(activations, measured.get("activation")),
         _beside(cache, measured.get("kv_cache") or _cache_tensors(ledger)),
-        _beside(peak, highest),
+        _beside(peak, highest["peak"] if highest["instant"] == "peak" else None),
     ]
 
 
@@ -99,20 +102,20 @@ def _local_tokens(ledger: Ledger) -> int | None:
     return tokens
 
 
-def _measured(ledger: Ledger) -> dict[str, int]:
+def _measured(ledger: Ledger, step: int | None) -> dict[str, int]:
     rows = ledger.rows(
         "SELECT kind, max(allocated)::BIGINT AS bytes FROM memory "
-        "WHERE source <> 'plan' AND allocated IS NOT NULL GROUP BY kind"
+        "WHERE source <> 'plan' AND allocated IS NOT NULL AND (?::BIGINT IS NULL OR step = ?) GROUP BY kind",
+        [step, step],
     )
     return {row["kind"]: row["bytes"] for row in rows}
 
 
 def _cache_tensors(ledger: Ledger) -> int | None:
-    """The KV cache by its tensors, where no reading took memory apart while it lived."""
+    """The KV cache by its tensors (keys and values of a layer), where no reading took memory apart while it lived."""
     (found,) = ledger.rows(
-        "SELECT sum(bytes)::BIGINT AS bytes FROM (SELECT DISTINCT ON (process, storage) bytes FROM accesses "
-        "WHERE tensor_name = 'kv_cache' AND source <> 'plan' "
-        "AND step = (SELECT min(step) FROM accesses WHERE tensor_name = 'kv_cache'))"
+        "SELECT sum(2 * bytes)::BIGINT AS bytes FROM (SELECT layer, max(bytes) AS bytes FROM accesses "
+        "WHERE tensor_name = 'kv_cache' AND source <> 'plan' GROUP BY process, layer)"
     )
     size: int | None = found["bytes"]
     return size

@@ -14,6 +14,7 @@ from flowledger.ledger.reader import Ledger
 from flowledger.show.plain import as_json
 from flowledger.show.words import (
     ABSENT,
+    harmless,
     human_map,
     human_number,
     human_shape,
@@ -132,7 +133,7 @@ def _once(tensors: Rows) -> Rows:
     return list(found.values())
 
 
-PER_SAMPLE = ("B", "B_prompt", "B_prompt*G", "B_micro", "B_mini", "B_run")
+PER_SAMPLE = ("B", "B_prompt", "B_admit", "B_prompt*G", "B_micro", "B_mini", "B_run")
 IDENTITY = ("sample_id", "group_id")  # every hop carries them; they say nothing of the sample's way
 
 
@@ -190,9 +191,8 @@ def passport_json(found: Passport, run: str) -> str:
 def draw(found: Passport, screen: Console) -> None:
     """Print a passport."""
     sample = found.sample
-    screen.print(
-        f"[bold]sample {sample['sample_id']}[/bold]  group {sample['group_id'] or ABSENT}  step {sample['step']}"
-    )
+    head = f"  group {sample['group_id'] or ABSENT}  step {sample['step']}"
+    screen.print(Text.assemble((f"sample {sample['sample_id']}", "bold"), harmless(head)))
     screen.print(_hop_grid(found.hops))
     if found.tokens:
         screen.print(_strip(found.tokens))
@@ -239,7 +239,7 @@ def _touched(tensors: Rows, access: str) -> str:
     return ", ".join(text.replace(" [", "\u00a0[") for text in parts.values())
 
 
-def _values(values: dict[str, Any]) -> str:
+def _values(values: dict[str, Any]) -> Text:
     forms: dict[str, Callable[[Any], str]] = {
         "rewards": human_map,
         "trained": human_trained,
@@ -249,7 +249,7 @@ def _values(values: dict[str, Any]) -> str:
     for name, value in values.items():
         text = forms[name](value) if name in forms else human_number(value) if isinstance(value, float) else str(value)
         lines.append(f"{name.replace('_', ' ')} {text}")
-    return "\n".join(lines)
+    return Text(harmless("\n".join(lines)))
 
 
 def _strip(tokens: Rows) -> Grid:

@@ -29,7 +29,7 @@ def progress(name: str, steps: int, *, quiet: bool) -> Iterator[Callable[[int, M
         yield (
             (lambda *_: None)
             if quiet
-            else lambda step, metrics: screen.print(f"step {step + 1}/{steps}  {figures(metrics)}")
+            else lambda step, metrics: screen.print(f"step {step} ({step + 1} of {steps})  {figures(metrics)}")
         )
         return
     columns = (

@@ -1,35 +1,49 @@
 """What a run ends with: the three ledgers, the stages, one sample's passport; and the same as one HTML file."""
 
 import io
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
+from html import escape
 from pathlib import Path
 
 from rich.console import Console
+from rich.text import Text
 
 from flowledger.ledger.reader import Ledger
 from flowledger.show import passport, tables, terminal
 
-ORDER = ("stages", "shapes", "memory", "lifetimes", "metrics")
-REPORT_WIDTH = 150
+REPORT_WIDTH = 140  # a little less than where tables spread sentences: the bugs stand beneath, in full
 
 
-def draw(ledger: Ledger, screen: Console, *, brief: bool = False) -> None:
-    """Every table that a newcomer needs, each under a rule; then the passport of one sample.
+Section = tuple[str, Callable[[Console], None]]  # heading, what draws it
 
-    `brief` keeps of the shape ledger the rows where a tensor is made, and of memory the first step and the last.
+
+def draw(ledger: Ledger, screen: Console) -> None:
+    """Every section under a rule, shortened to what a newcomer needs."""
+    for heading, fill in sections(ledger, brief=True):
+        screen.rule(Text(heading, style="bold"), align="left")
+        fill(screen)
+
+
+def sections(ledger: Ledger, *, brief: bool = False) -> Iterator[Section]:
+    """Stages, the three ledgers, one sample's passport, metrics, findings.
+
+    Shapes and lifetimes are those of the last step whose operators were watched, for of it most is known. `brief` keeps
+    of the shape ledger the rows where a tensor is made, and of memory the first step and the last.
     """
     last = ledger.rows("SELECT max(step) AS step FROM spans WHERE event <> 'begin'")[0]["step"]
-    for name in ORDER:
-        screen.rule(f"[bold]{name}[/]", align="left")
-        step = None if name in ("metrics", "memory") else last
+    watched = ledger.rows("SELECT max(step) AS step FROM memory WHERE instant = 'peak' AND source <> 'plan'")[0]["step"]
+    most = last if watched is None else watched
+    for name, step in (("stages", last), ("shapes", most), ("memory", None), ("lifetimes", most)):
         made = tables.table(ledger, name, step=step)
-        terminal.draw(shortened(made) if brief else made, screen)
+        heading = name if step is None else f"{name} of step {step}"
+        yield heading, partial(terminal.draw, shortened(made) if brief else made)
     chosen = telling_sample(ledger)
     if chosen is not None:
-        screen.rule(f"[bold]sample {chosen}[/]", align="left")
-        passport.draw(passport.passport(ledger, chosen), screen)
-    screen.rule("[bold]findings[/]", align="left")
-    terminal.draw(tables.table(ledger, "findings"), screen)
+        yield f"passport of sample {chosen}", partial(passport.draw, passport.passport(ledger, chosen))
+    for name in ("metrics", "findings"):
+        yield name, partial(terminal.draw, tables.table(ledger, name))
 
 
 def shortened(made: tables.Table) -> tables.Table:
@@ -53,18 +67,32 @@ def telling_sample(ledger: Ledger) -> str | None:
 
 
 def write_html(ledger: Ledger, path: Path) -> None:
-    """The same tables as one file that needs no network. Raises OSError where it cannot be written."""
-    page = Console(
-        record=True,
-        width=REPORT_WIDTH,
-        file=io.StringIO(),
-        highlight=False,
-        force_terminal=True,
-        color_system="truecolor",
-    )
-    page.print(f"[bold]flowledger[/] run [bold]{ledger.run}[/]  ({ledger.directory.state})")
-    draw(ledger, page)
-    path.write_text(page.export_html(inline_styles=False), encoding="utf-8")
+    """The same sections whole, as one file that needs no network. Raises OSError where it cannot be written."""
+    made = [(heading, _as_html(fill)) for heading, fill in sections(ledger)]
+    title = escape(f"flowledger: {ledger.run} ({ledger.directory.state})")
+    links = " · ".join(f'<a href="#s{at}">{escape(heading)}</a>' for at, (heading, _) in enumerate(made))
+    parts = [f'<h2 id="s{at}">{escape(heading)}</h2>\n{body}' for at, (heading, body) in enumerate(made)]
+    page = PAGE.format(title=title, links=links, parts="\n".join(parts))
+    path.write_text(page, encoding="utf-8")
+
+
+PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<style>
+body {{ font-family: system-ui, sans-serif; margin: 2rem; color: #222; background: #fff; }}
+pre {{ font: 13px/1.35 ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; overflow-x: auto; }}
+h2 {{ border-bottom: 1px solid #ccc; padding-bottom: .2rem; margin-top: 2.5rem; }}
+</style></head>
+<body><h1>{title}</h1><nav>{links}</nav>
+{parts}
+</body></html>
+"""
+
+
+def _as_html(fill: Callable[[Console], None]) -> str:
+    page = Console(record=True, width=REPORT_WIDTH, file=io.StringIO(), highlight=False, force_terminal=True)
+    fill(page)
+    return page.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 
 def conclude(ledger: Ledger, screen: Console) -> None:

@@ -102,7 +102,7 @@ TABLES: dict[str, Spec] = {
         (
             Column("born_at", "made in"), Column("tensor_name", "tensor"), Column("readers", "read by"),
             Column("freed_at", "freed in"),
-            Column("declared_freed_by", "needed until"), Column("lifetime"), Column("bytes", form="bytes"),
+            Column("declared_freed_by", "needed until"), Column("lifetime"), Column("bytes", "largest", "bytes"),
             Column("storages", "times", "count"), Column("outlives", form="flag"), Column("holder"),
             Column("last_read_at", "last read", wide=True), Column("kind", wide=True), Column("role", wide=True),
             Column("total_bytes", form="bytes", wide=True), Column("alive_ms", "alive", "milliseconds", wide=True),
@@ -208,5 +208,14 @@ def _memory_summary(ledger: Ledger, step: int | None) -> dict[str, Any]:
     peaks = _shown_source(ledger.rows("FROM peaks WHERE ?::BIGINT IS NULL OR step = ?", [step, step]))
     if not peaks:
         return {}
-    highest = max(peaks, key=lambda row: (row["peak"], row["known"] is not None))
-    return {"peak": highest, "estimates": estimates(ledger, peaks)}
+    highest = max(peaks, key=lambda row: (row["instant"] == "peak", row["peak"], row["known"] is not None))
+    readings = ledger.rows(
+        "FROM memory_readings WHERE source <> 'plan' AND allocated IS NOT NULL AND (?::BIGINT IS NULL OR step = ?) "
+        "ORDER BY allocated DESC LIMIT 1",
+        [step, step],
+    )
+    return {
+        "peak": highest,
+        "allocator": readings[0] if readings else None,
+        "estimates": estimates(ledger, highest, step=step),
+    }

@@ -10,7 +10,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from flowledger.show.tables import Column, Table
-from flowledger.show.words import ABSENT, NUMERIC, human_bytes, human_number, human_shape, written
+from flowledger.show.words import ABSENT, NUMERIC, harmless, human_bytes, human_number, human_shape, written
 
 PIPED_WIDTH = 160  # columns where nobody looks: a file, a pipe
 ROOMY = 150  # from this width on, long sentences stand in the table itself
@@ -28,6 +28,8 @@ NARROW: dict[tuple[str, str], int] = {
     ("lifetimes", "born_at"): 13, ("lifetimes", "tensor_name"): 19, ("lifetimes", "readers"): 14, ("lifetimes", "freed_at"): 14, ("lifetimes", "declared_freed_by"): 12,
     ("lifetimes", "lifetime"): 11,
 }  # fmt: skip
+SPACIOUS = 125  # from this width on, these columns get more
+SPACIOUS_WIDTHS = {("shapes", "logical_shape"): 32, ("shapes", "local_shape"): 16}
 BARS = "▁▂▃▄▅▆▇█"
 
 Row = Mapping[str, Any]
@@ -72,7 +74,7 @@ def draw_result(names: Sequence[str], rows: Sequence[Sequence[Any]], screen: Con
     for name in names:
         grid.add_column(Text(name))
     for row in rows[:MOST_ROWS]:
-        grid.add_row(*(Text(ABSENT if value is None else str(value)) for value in row))
+        grid.add_row(*(Text(ABSENT if value is None else harmless(str(value))) for value in row))
     screen.print(grid)
     if len(rows) > MOST_ROWS:
         screen.print(f"{len(rows) - MOST_ROWS} more rows; --csv or --json has all", style="dim")
@@ -112,7 +114,9 @@ def _grid(table: Table, columns: list[Column], rows: list[Any], screen: Console)
     for column in columns:
         long = (table.name, column.name) in WRAPPED
         number = column.form in NUMERIC
-        width = NARROW.get((table.name, column.name)) if narrow else None
+        key = (table.name, column.name)
+        widths = NARROW | SPACIOUS_WIDTHS if screen.width >= SPACIOUS else NARROW
+        width = widths.get(key) if narrow else None
         whole = number or (table.name == "log" and column.form == "shape")
         grid.add_column(
             _heading(column, folded=narrow and screen.width < ROOMY),
@@ -126,7 +130,7 @@ def _grid(table: Table, columns: list[Column], rows: list[Any], screen: Console)
 
 
 def _longest(column: Column, rows: list[Any]) -> int:
-    return max(len(written(row.get(column.name), column.form)) for row in rows)
+    return max((len(written(row.get(column.name), column.form)) for row in rows), default=0)
 
 
 def _heading(column: Column, *, folded: bool) -> str:
@@ -159,7 +163,7 @@ def _cell(table: Table, column: Column, row: Row, *, roomy: bool) -> Text:
     if column.name == "common_bug":
         return _bug(table, row, roomy=roomy)
     special = CELLS.get((table.name, column.name))
-    text = special(row) if special else Text(written(row.get(column.name), column.form))
+    text = special(row) if special else Text(harmless(written(row.get(column.name), column.form)))
     if text.plain == ABSENT:
         text.stylize("dim")
     return text
@@ -247,27 +251,37 @@ def _common_bugs(table: Table, screen: Console, columns: list[Column]) -> None:
     screen.print(grid)
 
 
+def _where(row: Row) -> str:
+    """`update_actor/backward, step 0, mini-batch 1, micro-batch 1 (at peak)`."""
+    at = "".join(
+        f", {name.replace('_', '-')} {row[name]}" for name in ("mini_batch", "micro_batch") if row[name] is not None
+    )
+    return f"{_place(row).plain}, step {row['step']}{at} (at {row['instant']})"
+
+
 def _peak_and_estimates(table: Table, screen: Console, columns: list[Column]) -> None:
     peak = table.summary.get("peak")
     if not peak:
         return
-    place = f"{peak['stage'] or 'outside a stage'}" + (f"/{peak['phase']}" if peak["phase"] else "")
-    at = "".join(
-        f", {name.replace('_', '-')} {peak[name]}" for name in ("mini_batch", "micro_batch") if peak[name] is not None
-    )
-    screen.print(
-        f"[bold]peak[/bold] {human_bytes(peak['peak'])} in {place}, step {peak['step']}{at} "
-        f"(instant: {peak['instant']})"
-    )
+    watched = peak["instant"] == "peak"
+    of = "of live tensors" if watched and peak["allocated"] is None else "allocated"
+    screen.print(f"[bold]peak[/bold] {human_bytes(peak['peak'])} {of} in {_where(peak)}")
     kinds = ("param", "grad", "optimizer", "activation", "kv_cache", "comm_buffer", "temporary", "batch", "residue")
     made = sorted(((peak[kind], kind) for kind in kinds if peak[kind]), reverse=True)
     if made:
         screen.print(
             "made of " + ", ".join(f"{kind} {human_bytes(size)} ({size / peak['peak']:.0%})" for size, kind in made)
         )
-    if peak["reserved"]:
-        spare = human_bytes(peak["reserved"] - peak["allocated"])
-        screen.print(f"reserved {human_bytes(peak['reserved'])}, of which {spare} were not allocated then")
+    if not watched:
+        screen.print("not taken apart further: no operator was watched in this step (record.ops_every)", style="dim")
+    reading = table.summary.get("allocator")
+    if reading and reading["reserved"] is not None:
+        spare = human_bytes(reading["reserved"] - reading["allocated"])
+        screen.print(
+            f"allocator: at most {human_bytes(reading['allocated'])} when asked, in {_where(reading)}; reserved "
+            f"{human_bytes(reading['reserved'])}, of which {spare} were not allocated then"
+        )
+    screen.print("resid: what no tensor explains (the process itself); live: the sum of the kinds", style="dim")
     grid = Grid(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for heading in ("rough estimate", "estimate", "measured", "deviation"):
         grid.add_column(heading, justify="left" if heading == "rough estimate" else "right")
@@ -301,7 +315,7 @@ def _draw_metrics(table: Table, screen: Console) -> None:
         values = [row["value"] for row in rows if row["value"] is not None]
         ends = [row["special"] or written(row["value"], "number") for row in (rows[0], rows[-1])]
         extremes = [human_number(min(values)), human_number(max(values))] if values else [ABSENT, ABSENT]
-        grid.add_row(name, str(len(rows)), *ends, *extremes, spark([row["value"] for row in rows]))
+        grid.add_row(Text(harmless(name)), str(len(rows)), *ends, *extremes, spark([row["value"] for row in rows]))
     screen.print(grid)
 
 

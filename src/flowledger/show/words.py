@@ -54,6 +54,11 @@ def human_map(pairs: Mapping[str, Any]) -> str:
     )
 
 
+def harmless(text: str) -> str:
+    """Text that came from a run, with its control characters shown: none of them reaches a terminal."""
+    return "".join(char if char.isprintable() or char == "\n" else "�" for char in text)
+
+
 def visible(text: str) -> str:
     """A token's text on one line: blanks and control characters shown, not obeyed."""
     shown = text.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣")
