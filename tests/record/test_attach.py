@@ -52,6 +52,29 @@ def test_an_exception_passes_untouched_and_every_span_is_closed(record, job):
     assert finding.message == "update_actor raised ValueError: as asked"
 
 
+def test_an_exception_that_a_stage_catches_is_no_finding(record, job, monkeypatch):
+    mini_batch = stage_functions.mini_batch
+
+    def caught(*args):
+        try:
+            return mini_batch(*args)
+        except ValueError:
+            return 0.0
+
+    with record() as rows:
+        monkeypatch.setattr(stage_functions, "mini_batch", caught)  # around what is watched from within
+        job.run(fail="micro_batch")
+    assert not rows.of("findings")
+
+
+def test_a_step_that_fails_outside_of_its_stages_is_one_finding(record, job):
+    with record() as rows, pytest.raises(TypeError):
+        stage_functions.step(step="0", model=job.model, optimizer=job.optimizer)
+    (finding,) = rows.of("findings", id="call_failed")
+    assert (finding.stage, finding.verdict) == (None, "fail")
+    assert finding.message.startswith("step raised TypeError: ")
+
+
 def test_stages_write_their_begin_at_once(record, job):
     seen = []
     with record() as rows:

@@ -299,3 +299,36 @@ def test_a_lora_model_is_sampled_through_its_adapters(llama):
     expected = without_cache(adapted, 0, responses(result)[0], 1.0)
     torch.testing.assert_close(result.rollout_log_prob[0], expected, atol=1e-5, rtol=1e-5)
     assert responses(result) != responses(rollout(llama))
+
+
+class SpeechlessError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("not even this")
+
+
+def raises(error: BaseException) -> Callable[[int, list[int]], bool]:
+    def abort(sample_id: int, response: list[int]) -> bool:
+        raise error
+
+    return abort
+
+
+@pytest.mark.parametrize(
+    ("abort", "says"),
+    [
+        (raises(ValueError("no good")), r"'abort' raised ValueError: no good for sample 100 after 0 tokens"),
+        (raises(SystemExit(3)), r"raised SystemExit: 3 for sample 100"),
+        (raises(SpeechlessError()), r"raised SpeechlessError: \(its own message raised RuntimeError\) for sample 100"),
+        (lambda: True, r"raised TypeError: .* for sample 100"),
+        (lambda sample_id, response: torch.zeros(2), r"returned a Tensor for sample 100; it must return True or False"),
+        (lambda sample_id, response: "no", r"returned a str for sample 100"),
+    ],
+)
+def test_an_abort_function_that_cannot_be_used_is_named_with_its_sample(llama, abort, says):
+    with pytest.raises(BadInput, match=rf"^rollout\.abort_function = .*{says}"):
+        rollout(llama, abort=abort)
+
+
+def test_truth_values_of_numpy_and_torch_are_understood(llama):
+    assert set(reasons(rollout(llama, abort=lambda sample_id, response: torch.tensor(True)))) == {"abort"}
+    assert "abort" not in reasons(rollout(llama, abort=lambda sample_id, response: None))

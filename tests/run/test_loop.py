@@ -1,5 +1,8 @@
 """One RL step from end to end: its identities, what it must not depend on, and how it ends on bad input."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -100,7 +103,7 @@ def test_update_ratio_is_the_distance_that_the_weights_moved() -> None:
 def test_a_dropped_sample_is_in_no_micro_batch_and_the_rest_still_trains() -> None:
     made = stages.filter(
         response_mask=torch.tensor([[1, 1], [1, 0], [0, 0], [1, 1]]), finish_reason=torch.tensor([0, 2, 3, 1]),
-        failed=(None, None, None, "reward_timeout"), sample_id=torch.arange(4),
+        failed=(None, None, None, "reward_timeout"), errors=(None,) * 4, sample_id=torch.arange(4),
     )  # fmt: skip
     assert made.dropped_reason == (None, "abort", "timeout", "reward_timeout")
     assert made.loss_mask.tolist() == [[1, 1], [0, 0], [0, 0], [0, 0]]
@@ -111,10 +114,21 @@ def test_a_step_of_which_nothing_is_left_says_why_and_what_to_change() -> None:
         one_step(rollout={"timeout_s": 0.0})
 
 
+def test_a_step_whose_rewards_all_failed_quotes_the_first_and_speaks_of_no_time_limit(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def f(response): raise ValueError('no good')\n")
+    component = {"name": "mine", "kind": "function", "path": f"{tmp_path / 'mine.py'}:f"}
+    with pytest.raises(BadInput, match=r"\(.*reward_error \d.*; sample \d: mine: ValueError: no good; ") as caught:
+        one_step(reward={"components": [component]})
+    assert "timeout" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": {"advantage": "grop"}}, "algorithm.advantage = 'grop'.*did you mean grpo"),
+        ({"algorithm": {"advantage": "grop"}}, "algorithm.advantage = 'grop'.*; the only one is grpo"),
+        ({"rollout": {"stop_token_ids": [264]}}, "stop_token_ids holds 264.*has 264 tokens; use ids from 0 to 263"),
+        ({"rollout": {"abort_function": "builtins:input"}}, "cannot be called as"),
+        ({"checkpoint": {"path": "/proc/nowhere"}}, "checkpoint.path = '/proc/nowhere'.*cannot be written"),
         ({"algorithm": {"policy_loss": "vanila"}}, "did you mean vanilla"),
         ({"mesh": {"tp": 2}}, "mesh.tp = 2"),
         ({"critic": {}}, "uses no critic"),
@@ -123,3 +137,23 @@ def test_a_step_of_which_nothing_is_left_says_why_and_what_to_change() -> None:
 def test_what_no_function_bears_is_refused_before_anything_is_loaded(changes: dict[str, object], message: str) -> None:
     with pytest.raises(BadInput, match=message), loop.prepared(config(**changes)):
         pass
+
+
+def test_checkpoints_are_written_without_a_word_and_never_over_others(tmp_path: Path, capfd: Any) -> None:
+    made = config(steps=2, checkpoint={"path": str(tmp_path), "every_steps": 2})
+    (tmp_path / "step-1.writing").mkdir()  # left by a run that was killed
+    with loop.prepared(made) as world:
+        list(loop.train(world))
+    assert [path.name for path in tmp_path.iterdir()] == ["step-1"]
+    assert (tmp_path / "step-1" / "config.json").is_file()
+    assert capfd.readouterr().err == ""
+    with pytest.raises(BadInput, match="already holds step-1; remove it"), loop.prepared(made):
+        pass
+
+
+def test_a_place_taken_by_a_file_is_no_place_for_checkpoints(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in ("file", "file/below"):
+        made = config(checkpoint={"path": str(tmp_path / path)})
+        with pytest.raises(BadInput, match="cannot be written"), loop.prepared(made):
+            pass

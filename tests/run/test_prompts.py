@@ -92,6 +92,13 @@ def test_parquet_gives_the_same_problems_as_jsonl(tmp_path: Path) -> None:
         (['{"prompt": 4}'], r"p\.jsonl:1: the prompt is a int"),
         (['{"prompt": [{"role": "user"}]}'], r"p\.jsonl:1: .* is no message"),
         ([""], r"holds no prompts"),
+        (['{"prompt": []}'], r"p\.jsonl:1: the prompt is an empty list"),
+        (['{"prompt": "a\\ud800"}'], r"p\.jsonl:1: prompt holds half a surrogate pair \(\\ud800\)"),
+        (['{"prompt": "a", "x": {"y": ["\\udfff"]}}'], r"p\.jsonl:1: x\.y holds half a surrogate pair"),
+        (['{"prompt": "a", "\\ud800": 1}'], r"p\.jsonl:1: a key holds half a surrogate pair"),
+        (['{"prompt": "a", "answer": 18446744073709551616}'], r"p\.jsonl:1: the integer 18446744073709551616 has more"),
+        (['{"prompt": "a", "answer": %s}' % ("9" * 5000)], r"p\.jsonl:1: the integer 9+… \(5000 digits\)"),
+        (["[" * 100_000], r"p\.jsonl:1: nested too deeply"),
     ],
 )
 def test_a_malformed_file_is_refused_with_its_line(tmp_path: Path, records: list[str], says: str) -> None:
@@ -99,7 +106,15 @@ def test_a_malformed_file_is_refused_with_its_line(tmp_path: Path, records: list
         prompts.open_source(Data(path=written(tmp_path, *records)), seed=0)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    (tmp_path / "p.jsonl").write_bytes(b'\xef\xbb\xbf{"prompt": "a", "answer": 18446744073709551615}\n')
+    (problem,) = prompts.open_source(Data(path=str(tmp_path / "p.jsonl")), seed=0).batch(0, 1)
+    assert (problem.text, problem.answer) == ("a", 2**64 - 1)
+
+
 def test_a_file_that_is_missing_or_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"is a directory; give a \.jsonl"):
+        prompts.open_source(Data(path=str(tmp_path)), seed=0)
     with pytest.raises(BadInput, match="there is no such file"):
         prompts.open_source(Data(path=str(tmp_path / "no.jsonl")), seed=0)
     (tmp_path / "p.csv").write_text("prompt")

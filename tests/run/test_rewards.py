@@ -10,6 +10,7 @@ from flowledger.config.schema import Component, Data, Model, Reward
 from flowledger.flow.errors import BadInput
 from flowledger.run import models
 from flowledger.run.problems import Problem
+from flowledger.run.reward_process import RewardProcess
 from flowledger.run.rewards import Scorer, Scores
 
 DATA = Data(path="p.jsonl")
@@ -35,6 +36,14 @@ def torch_loaded(response): return float("torch" in sys.modules)
 def pid(response): return float(os.getpid())
 def short(response_ids): return [1.0]
 def word(response): return "good"
+def huge(response): return 1e300
+def endless(response): return 10**400
+def listed(response_ids): return ["1"] * len(response_ids)
+class Speechless(Exception):
+    def __str__(self): raise RuntimeError
+def speechless(response): raise Speechless
+def surrogate(response): raise ValueError("\\ud800")
+def extra(extra): return 1.0
 """
 
 
@@ -133,6 +142,41 @@ def test_what_is_neither_a_number_nor_one_per_token_marks_the_sample(scored: Any
     assert scored(["abc"], "word").failed == ("reward_error",)
 
 
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("huge", "ValueError: it returned 1e+300; a reward must lie within ±1e+15"),
+        ("endless", "OverflowError: int too large to convert to float"),
+        ("listed", "TypeError: it returned '1', must be a number or one number per response token"),
+        ("speechless", "Speechless: (its own message raised RuntimeError)"),
+        ("surrogate", "ValueError: ?"),
+    ],
+)
+def test_what_no_float_or_frame_can_hold_marks_the_sample(scored: Any, name: str, says: str) -> None:
+    scores = scored(["abc"], name)
+    assert scores.failed == ("reward_error",)
+    assert scores.errors == (f"{name}: {says}",)
+
+
+def endless() -> list[Any]:
+    circle: list[Any] = []
+    circle.append(circle)
+    return circle
+
+
+@pytest.mark.parametrize("held", [2**70, "\ud800", endless()], ids=["integer", "surrogate", "circle"])
+def test_a_sample_that_cannot_be_sent_is_marked_and_the_others_are_scored(tmp_path: Path, held: Any) -> None:
+    (tmp_path / "mine.py").write_text(SOURCE)
+    process = RewardProcess(
+        {"components": [{"name": "extra", "kind": "function", "path": f"{tmp_path / 'mine.py'}:extra"}]}, timeout_s=9.0
+    )
+    job = {"component": "extra", "prompt": "", "response": "", "answer": None, "response_ids": [1], "sample_id": 1}
+    said = process.ask([{**job, "extra": {}}, {**job, "extra": {"held": held}}, {**job, "extra": {}}])
+    process.close()
+    assert [verdict.failed for verdict in said] == [None, "reward_error", None]
+    assert (said[1].error or "").startswith("the sample cannot be sent to the reward: ")
+
+
 def test_rules_run_elsewhere_and_without_torch(scored: Any) -> None:
     scores = scored(["a"], "torch_loaded", "pid")
     assert scores.reward_components[0, 0] == 0
@@ -144,13 +188,17 @@ def test_rules_run_elsewhere_and_without_torch(scored: Any) -> None:
     [
         ("nowhere:f", r"path = 'nowhere:f': importing nowhere raised ModuleNotFoundError"),
         ("nowhere.py:f", r"there is no file nowhere\.py"),
+        ("{file_that_exits}:f", r"raised SystemExit: 3"),
+        ("builtins:max", r"what it can be called with is not known.*wrap it in a def"),
         ("nowhere", r"is no import path; write module:name"),
         ("{file}:lenght", r"has no function lenght; did you mean length\?"),
     ],
 )
 def test_a_bad_import_fails_at_the_start_in_one_line(tmp_path: Path, path: str, says: str) -> None:
     (tmp_path / "mine.py").write_text(SOURCE)
-    component = Component(name="c", kind="function", path=path.format(file=tmp_path / "mine.py"))
+    (tmp_path / "exits.py").write_text("import sys\nsys.exit(3)\n")
+    given = path.format(file=tmp_path / "mine.py", file_that_exits=tmp_path / "exits.py")
+    component = Component(name="c", kind="function", path=given)
     policy = models.load_policy(Model(), seed=0)
     with Scorer(Reward(components=(component,)), DATA, seed=0) as scorer, pytest.raises(BadInput, match=says) as caught:
         scorer.load_models(policy, seed=0)

@@ -99,3 +99,15 @@ def test_loss_shares_of_tokens_add_up_to_the_policy_loss(policy) -> None:
     )  # fmt: skip
     assert float(made.loss_share.sum()) == pytest.approx(float(made.policy_loss), rel=1e-6)
     assert float(made.loss_share[tensors["loss_mask"] == 0].abs().max()) == 0.0
+
+
+def test_a_log_prob_of_the_update_itself_that_is_not_finite_is_named_too(policy) -> None:
+    tensors = columns(policy.sizes["V"])
+    new = torch.full((6, 6), -5.0)
+    new[3, 1] = float("nan")
+    with pytest.raises(BadInput, match="new_log_prob of sample 3, response token 1 is nan"):
+        update.micro_batch_loss(
+            config=config(), totals=update.Totals(tokens=21, sequences=6, horizon=8), sample_id=tensors["sample_id"],
+            new_log_prob=new.requires_grad_(), entropy=torch.zeros(6, 6), old_log_prob=tensors["old_log_prob"],
+            ref_log_prob=None, advantages=tensors["advantages"], loss_mask=tensors["loss_mask"],
+        )  # fmt: skip

@@ -211,7 +211,7 @@ def _place(data: dict[str, Any], parts: Sequence[str], value: Any, override: str
     for number, part in enumerate(parts):
         key: Any = part
         if isinstance(at, list):
-            if not part.isdecimal() or int(part) >= len(at):
+            if not _is_place(part, at):
                 above = ".".join(parts[:number])
                 raise BadInput(f"{COMMAND_LINE}: {override!r}: {above} is a list of {len(at)}; name an item from 0")
             key = int(part)
@@ -245,10 +245,14 @@ def _at(data: Any, key: str) -> Any:
     """The value at a dotted key; None where the dots do not lead to one (a foreign key with a dot in its name)."""
     for part in key.split("."):
         match data:
-            case list() | tuple():
+            case list() | tuple() if _is_place(part, data):
                 data = data[int(part)]
             case dict():
                 data = data.get(part)
             case _:
                 return None
     return data
+
+
+def _is_place(part: str, items: Sequence[Any]) -> bool:
+    return part.isdecimal() and len(part) < 10 and int(part) < len(items)

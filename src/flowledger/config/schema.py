@@ -3,45 +3,28 @@
 Units stand in the names: `mini_batch_prompts` counts prompts, `max_response_tokens` tokens, `timeout_s` seconds.
 """
 
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+
+from flowledger.config import agreement
+from flowledger.config.bounds import (
+    BYTES,
+    COUNT,
+    LONGEST_NAME,
+    NAME,
+    SECONDS,
+    SIZE,
+    STEP_TOKENS,
+    TINY_PARAMETERS,
+    TOKENS,
+    WEIGHT,
+    Beta,
+    File,
+)
 
 AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
-
-
-NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"  # goes into file names, metrics and pages
-LONGEST_NAME = 100
-LONGEST_PART = 255
-
-# Upper bounds keep a slip of the finger from reaching an allocator: far above what is used, far below what overflows.
-TOKENS = 2**24  # tokens of one sequence
-SIZE = 2**16  # a dimension of a model
-COUNT = 2**31
-WEIGHT = 1e6  # a factor of a loss or a reward
-SECONDS = 10**6
-BYTES = 2**60
-STEP_SAMPLES = 2**24  # samples of one step
-STEP_TOKENS = 2**34  # response tokens of one step
-TINY_PARAMETERS = 2**31
-
-
-def _a_possible_file(text: str) -> str:
-    """Refuse what no file system can be asked about, so that who opens it meets only files that are there or not."""
-    if not text.isprintable():
-        raise ValueError("a path holds no control characters")
-    if any(len(part.encode()) > LONGEST_PART for part in text.split("/")):
-        raise ValueError(f"a path has no part of more than {LONGEST_PART} bytes")
-    try:
-        Path(text).expanduser()
-    except RuntimeError:
-        raise ValueError("no user of that name has a home directory") from None
-    return text
-
-
-File = Annotated[str, Field(min_length=1, max_length=4000), AfterValidator(_a_possible_file)]
 
 
 class Section(BaseModel):
@@ -215,9 +198,6 @@ class Critic(Section):
     lr: float = Field(1e-5, gt=0, le=WEIGHT)
 
 
-Beta = Annotated[float, Field(ge=0, lt=1)]
-
-
 class Optim(Section):
     """AdamW."""
 
@@ -315,46 +295,9 @@ class RunConfig(Section):
         return next(iter([*found, *within]), f"default@{VERSION}")
 
     @model_validator(mode="after")
-    def _step_is_of_this_world(self) -> "RunConfig":
-        samples, tokens = self.samples_per_step, self.samples_per_step * self.rollout.max_response_tokens
-        if samples > STEP_SAMPLES or tokens > STEP_TOKENS:
-            raise ValueError(
-                f"data.prompts_per_step = {self.data.prompts_per_step} * rollout.samples_per_prompt = "
-                f"{self.rollout.samples_per_prompt} makes {samples} samples of up to {self.rollout.max_response_tokens} "
-                f"tokens a step; at most {STEP_SAMPLES} samples and {STEP_TOKENS} tokens"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _batches_fit(self) -> "RunConfig":
-        prompts, mini = self.data.prompts_per_step, self.mini_batch_prompts
-        if prompts % mini:
-            fits = [n for n in range(1, prompts + 1) if prompts % n == 0]
-            near = min(fits, key=lambda n: (abs(n - mini), n))
-            raise ValueError(
-                f"actor.mini_batch_prompts = {mini} does not divide data.prompts_per_step = {prompts} "
-                f"(each optimizer step takes equally many prompts); use {near}"
-            )
-        samples = self.actor.micro_batch.samples
-        if (
-            samples is not None
-            and not self.actor.micro_batch.dynamic
-            and samples > mini * self.rollout.samples_per_prompt
-        ):
-            raise ValueError(
-                f"actor.micro_batch.samples = {samples} exceeds the mini-batch of {mini}*{self.rollout.samples_per_prompt} "
-                f"= {mini * self.rollout.samples_per_prompt} samples; use {mini * self.rollout.samples_per_prompt} or less"
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _parts_that_need_each_other(self) -> "RunConfig":
-        if self.algorithm.kl_coef > 0 and self.ref is None:
-            raise ValueError(
-                f"algorithm.kl_coef = {self.algorithm.kl_coef} needs a reference policy; add `ref: {{path: start}}` or set it to 0"
-            )
-        if self.data.task is None and any(component.kind == "task" for component in self.reward.components):
-            raise ValueError("a reward component of kind `task` needs data.task (it is that task's own scorer)")
+    def _sections_agree(self) -> "RunConfig":
+        for rule in agreement.RULES:
+            rule(self)
         return self
 
 

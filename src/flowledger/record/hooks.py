@@ -52,7 +52,8 @@ class ModelHooks:
         """Show every tensor that is saved for backward to `saved`, and to `forward` while it is open."""
 
         def pack(tensor: Tensor) -> Tensor:
-            self._guard(self._pack, tensor, saved)
+            if self._kept is not None or not isinstance(tensor, nn.Parameter):  # of those it is known what they are
+                self._guard(self._pack, tensor, saved)
             return tensor
 
         with saved_tensors_hooks(pack, _same):

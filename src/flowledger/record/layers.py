@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 _MODULES: dict[type, bool] = {}  # class -> whether it is a module
 _Key = tuple[int | None, object]  # layer, and what else keeps tensors apart
+_NONE = (lambda: True,)  # of a module without parameters
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|layer)\.(\d+)\.")
 
 
@@ -73,7 +74,7 @@ class Layers:
     def meet(self, module: Any) -> dict[int | None, list[Any]]:
         """Weak references to the parameters of a module, by layer."""
         known = self._modules.get(module)
-        if known is None or any(refs[0]() is None for refs in known.values()):
+        if known is None or next(iter(known.values()), _NONE)[0]() is None:  # its parameters were made anew
             known = self._modules[module] = {}
             for name, parameter in module.named_parameters():
                 found = _LAYER.search(name)

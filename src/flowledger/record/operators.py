@@ -83,10 +83,13 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         kwargs = kwargs or {}
         if self.quiet:
             return func(*args, **kwargs)
-        began = time.monotonic_ns()
+        began, live = time.monotonic_ns(), self._live
         fresh = func is _LIFT
-        for value in args:
-            self._walk(value, not fresh, began)
+        for value in args:  # most are tensors that are known already: no more than one look-up for those
+            if type(value) not in _PLAIN:
+                self._walk(value, not fresh, began)
+            elif value.untyped_storage()._cdata not in live:
+                self._see(value, not fresh, began)
         for value in kwargs.values():
             self._walk(value, True, began)
         between = time.monotonic_ns()
@@ -120,7 +123,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
     def sign(self, value: Tensor, evidence: str) -> Born:
         """Note what a tensor is; one that no operator has shown yet was there before."""
         born = self._see(value, True, time.monotonic_ns())
-        if evidence not in born.signs:
+        if evidence not in born.signs:  # each set of signs is made anew only when it grows
             born.signs = born.signs | {evidence}
         return born
 
@@ -195,7 +198,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self._live.clear()
 
     def _walk(self, value: Any, old: bool, now: int) -> None:
-        if isinstance(value, Tensor):
+        if type(value) in _PLAIN or isinstance(value, Tensor):
             self._see(value, old, now)
         elif isinstance(value, (list, tuple)):
             for inner in value:

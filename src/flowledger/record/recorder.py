@@ -15,7 +15,6 @@ from flowledger.flow.seams import Probe
 from flowledger.ledger.rows import Row
 from flowledger.record.extract import Templates
 from flowledger.record.facts import Facts
-from flowledger.record.holders import holders
 from flowledger.record.layers import module_in
 from flowledger.record.metrics import metric_rows
 from flowledger.record.observe import Observer
@@ -128,7 +127,7 @@ class Recorder:
             self.guard(self._observer.lives.settle)
         if watch.scope in ("stage", "step"):
             if not failed and self.level != "steps":
-                self.guard(self._look_for_holders, frame)
+                self.guard(self._observer.lives.look_for_holders, frame)
             if watch.scope == "step":
                 self.guard(self._end_step, frame)
 
@@ -288,13 +287,6 @@ class Recorder:
         before: bool = self._operators.mode.quiet
         self._operators.mode.quiet = quiet
         return before
-
-    def _look_for_holders(self, frame: Frame) -> None:
-        overdue = list(self._observer.lives.overdue(frame))
-        found = holders(life.pointer for life in overdue) if overdue else {}
-        for life in overdue:
-            who = found.get(life.pointer) or ("autograd graph" if life.graph else "unknown")
-            self._observer.lives.held(life, who, frame, clock())
 
     def _end_step(self, frame: Frame) -> None:
         if self._operators is not None:

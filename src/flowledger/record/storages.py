@@ -13,6 +13,7 @@ from typing import Any
 
 from flowledger.flow.tensors import tensor
 from flowledger.ledger.rows import Row, StorageRow
+from flowledger.record.holders import holders
 from flowledger.record.position import Frame
 
 Put = Callable[[Row, Frame, int], None]
@@ -98,7 +99,7 @@ class Lives:
             self._last_read(life)
             self._put(StorageRow(storage=life.id, event="freed", bytes=life.bytes, kind=life.kind), frame, when)
 
-    def overdue(self, frame: Frame) -> Iterator[Life]:
+    def _overdue(self, frame: Frame) -> Iterator[Life]:
         """Storages that the flow wants gone when `frame` (a stage or a step) ends, each reported once."""
         short = ("micro_batch", "stage") if frame.scope == "stage" else ("micro_batch", "stage", "step")
         for life in list(self._alive.values()):
@@ -107,10 +108,14 @@ class Lives:
                 life.held = True
                 yield life
 
-    def held(self, life: Life, holder: str, frame: Frame, now: int) -> None:
-        """Write that a storage is still alive after its release, and who holds it."""
-        row = StorageRow(storage=life.id, event="held", bytes=life.bytes, kind=life.kind, holder=holder)
-        self._put(row, frame, now)
+    def look_for_holders(self, frame: Frame) -> None:
+        """Write which storages are still alive after their release, and who holds them."""
+        overdue = list(self._overdue(frame))
+        found = holders(life.pointer for life in overdue) if overdue else {}
+        for life in overdue:
+            who = found.get(life.pointer) or ("autograd graph" if life.graph else "unknown")
+            row = StorageRow(storage=life.id, event="held", bytes=life.bytes, kind=life.kind, holder=who)
+            self._put(row, frame, time.monotonic_ns())
 
     def close(self) -> None:
         """Write what is known of the storages that outlive the recording."""

@@ -46,7 +46,7 @@ class Gym:
         seed = (self._seed + chunk) % 2**32
         try:
             return reasoning_gym.create_dataset(self.task, **{"size": CHUNK, **self._options, "seed": seed})
-        except (TypeError, ValueError, AssertionError, KeyError) as error:
+        except (TypeError, ValueError, AssertionError, LookupError, ArithmeticError, AttributeError) as error:
             known = [name for name in DATASETS[self.task][1].__dataclass_fields__ if name not in ("seed", "size")]
             wrong = next((name for name in self._options if name not in known), "")
             hint = nearest(wrong, known) if wrong else ""

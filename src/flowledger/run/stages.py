@@ -13,7 +13,7 @@ from flowledger.config.schema import Actor, Algorithm, Data, Rollout, RunConfig
 from flowledger.flow.errors import BadInput
 from flowledger.flow.words import FINISH_REASONS
 from flowledger.run import advantages as estimators
-from flowledger.run import batching, checkpoints, generate, prompts, update
+from flowledger.run import batching, checkpoints, dropped, generate, prompts, update
 from flowledger.run.batches import (
     Advantages,
     Filtered,
@@ -143,33 +143,9 @@ def filter(
         for end, length, fail in zip(ended, lengths, failed, strict=True)
     )
     if all(reasons):
-        raise BadInput(_nothing_left([reason for reason in reasons if reason], errors, sample_id.tolist()))
+        raise BadInput(dropped.nothing_left([reason for reason in reasons if reason], errors, sample_id.tolist()))
     kept = torch.tensor([reason is None for reason in reasons], device=response_mask.device)
     return Filtered(loss_mask=response_mask * kept[:, None], dropped_reason=reasons)
-
-
-# What to do about each reason for which a sample is dropped.
-WAYS_OUT = {
-    "abort": "check rollout.abort_function",
-    "empty": "check the model: its first token ends the response",
-    "reward_error": "mend the reward, or set reward.on_error to zero",
-    "reward_timeout": "raise reward.timeout_s",
-    "timeout": "raise rollout.timeout_s",
-}
-
-
-def _nothing_left(reasons: Sequence[str], errors: Sequence[str | None], ids: Sequence[int]) -> str:
-    there = sorted(set(reasons))
-    counts = ", ".join(f"{reason} {reasons.count(reason)}" for reason in there)
-    failed = (
-        f"; sample {sample}: {error}"
-        for sample, error, reason in zip(ids, errors, reasons, strict=True)
-        if error and reason in ("reward_error", "reward_timeout")
-    )
-    return (
-        f"all {len(reasons)} samples of this step were dropped ({counts}): nothing to learn from"
-        f"{next(failed, '')}; {', '.join(WAYS_OUT[reason] for reason in there)}"
-    )
 
 
 def balance(

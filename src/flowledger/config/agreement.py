@@ -1,0 +1,52 @@
+"""What sections of a configuration ask of each other. Each rule raises ValueError with keys, values and the way out."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from flowledger.config.bounds import STEP_SAMPLES, STEP_TOKENS
+
+if TYPE_CHECKING:
+    from flowledger.config.schema import RunConfig
+
+
+def step_is_of_this_world(config: "RunConfig") -> None:
+    samples, tokens = config.samples_per_step, config.samples_per_step * config.rollout.max_response_tokens
+    if samples > STEP_SAMPLES or tokens > STEP_TOKENS:
+        raise ValueError(
+            f"data.prompts_per_step = {config.data.prompts_per_step} * rollout.samples_per_prompt = "
+            f"{config.rollout.samples_per_prompt} makes {samples} samples of up to {config.rollout.max_response_tokens} "
+            f"tokens a step; at most {STEP_SAMPLES} samples and {STEP_TOKENS} tokens"
+        )
+
+
+def batches_fit(config: "RunConfig") -> None:
+    prompts, mini = config.data.prompts_per_step, config.mini_batch_prompts
+    if prompts % mini:
+        fits = [n for n in range(1, prompts + 1) if prompts % n == 0]
+        near = min(fits, key=lambda n: (abs(n - mini), n))
+        raise ValueError(
+            f"actor.mini_batch_prompts = {mini} does not divide data.prompts_per_step = {prompts} "
+            f"(each optimizer step takes equally many prompts); use {near}"
+        )
+    samples = config.actor.micro_batch.samples
+    if (
+        samples is not None
+        and not config.actor.micro_batch.dynamic
+        and samples > mini * config.rollout.samples_per_prompt
+    ):
+        raise ValueError(
+            f"actor.micro_batch.samples = {samples} exceeds the mini-batch of {mini}*{config.rollout.samples_per_prompt} "
+            f"= {mini * config.rollout.samples_per_prompt} samples; use {mini * config.rollout.samples_per_prompt} or less"
+        )
+
+
+def parts_that_need_each_other(config: "RunConfig") -> None:
+    if config.algorithm.kl_coef > 0 and config.ref is None:
+        raise ValueError(
+            f"algorithm.kl_coef = {config.algorithm.kl_coef} needs a reference policy; add `ref: {{path: start}}` or set it to 0"
+        )
+    if config.data.task is None and any(component.kind == "task" for component in config.reward.components):
+        raise ValueError("a reward component of kind `task` needs data.task (it is that task's own scorer)")
+
+
+RULES: tuple[Callable[["RunConfig"], None], ...] = (step_is_of_this_world, batches_fit, parts_that_need_each_other)
