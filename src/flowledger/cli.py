@@ -128,6 +128,11 @@ def _recorded_run(settings: "RunConfig", path: Path, quiet: bool, opened: list["
     from flowledger.record.recorder import Recorder
     from flowledger.run import loop
 
+    if not quiet:
+        print(
+            f"loading {settings.model.path} (a GGUF model is dequantised the first time: half a minute)",
+            file=sys.stderr,
+        )
     with loop.prepared(settings) as world:
         manifest = _manifest(settings, path.name, world.bindings)
         with _book(path, manifest, settings.record.queue_rows, opened) as ink:

@@ -18,6 +18,10 @@ import transformers
 
 from flowledger.flow.errors import BadInput
 
+# Of the file's contents its head (the metadata), its tail and its size tell it apart; its date would not: each
+# installation of a package has another.
+SAMPLED_BYTES = 1 << 20
+
 
 def load(file: Path, dtype: torch.dtype) -> tuple[Any, Any]:
     """(model, tokenizer) of a GGUF file. Raises BadInput when it cannot be read."""
@@ -44,10 +48,14 @@ def from_directory(folder: Path, dtype: torch.dtype) -> tuple[Any, Any]:
 
 
 def _place(file: Path) -> Path:
-    stat = file.stat()
-    told = f"{file.name}|{stat.st_size}|{stat.st_mtime_ns}|{transformers.__version__}"
+    told = hashlib.sha256(f"{file.name}|{transformers.__version__}|".encode())
+    with file.open("rb") as weights:
+        told.update(weights.read(SAMPLED_BYTES))
+        told.update(str(weights.seek(0, os.SEEK_END)).encode())
+        weights.seek(-min(weights.tell(), SAMPLED_BYTES), os.SEEK_END)
+        told.update(weights.read())
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return root / "flowledger" / "models" / hashlib.sha256(told.encode()).hexdigest()[:24]
+    return root / "flowledger" / "models" / told.hexdigest()[:24]
 
 
 def _dequantise(file: Path) -> tuple[Any, Any]:
