@@ -78,7 +78,7 @@ class SlowSink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """One step. `cpu_s`: all threads, opening and closing of the book included."""
+    """One step, or the mean of several in one book. `cpu_s`: all threads, opening and closing of the book included."""
 
     cpu_s: float
     wall_s: float
@@ -102,8 +102,11 @@ class Bench:
             self._step()
         return Taken(**clocks)
 
-    def recorded(self, level: str, *, ops_every: int = 0, slow: bool = False) -> Taken:
-        """Attached as `flowledger run` does it, the meter's wrappers around and within the recorder's."""
+    def recorded(self, level: str, *, ops_every: int = 0, slow: bool = False, steps: int = 1) -> Taken:
+        """Attached as `flowledger run` does it, the meter's wrappers around and within the recorder's.
+
+        What the meter itself adds to the recorder's time (`blank`) is taken off again.
+        """
         from flowledger.ledger.writer import Writer
         from flowledger.record.adapters.loop import PROBES
         from flowledger.record.attach import attach
@@ -117,15 +120,17 @@ class Bench:
             )
             inner, outer = _metered(meter, [probe for probe in PROBES if recorder.wants(probe)])
             with replaced(inner), attach(PROBES, recorder), replaced(outer):
-                self._step()
+                for _ in range(steps):
+                    self._step()
             ink.close()
         stats, said = ink.stats(), recorder.cost()
         if ink.failure or said["errors"]:
             raise RuntimeError(f"the recorder failed: {ink.failure or said}")
-        own_ns = meter.spent["recorder"] + stats.cpu_ns
+        own_s = (meter.spent["recorder"] + stats.cpu_ns) / 1e9 - steps * self.blank_s
         return Taken(
-            **clocks, own_s=own_ns / 1e9, said_s=said["cpu_s"],
-            writer_s=stats.cpu_ns / 1e9, rows=stats.rows, bytes=stats.bytes, dropped=stats.dropped,
+            cpu_s=clocks["cpu_s"] / steps, wall_s=clocks["wall_s"] / steps, own_s=own_s / steps,
+            said_s=said["cpu_s"] / steps, writer_s=stats.cpu_ns / 1e9 / steps, rows=round(stats.rows / steps),
+            bytes=round(stats.bytes / steps), dropped=stats.dropped,
         )  # fmt: skip
 
     def blank(self) -> float:

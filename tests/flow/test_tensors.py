@@ -204,3 +204,12 @@ def test_form_of_picks_by_rank_then_by_size():
     assert form_of("new_log_prob", (2, 4), sizes).name == "micro"
     assert form_of("attention_mask", (7, 7), sizes).name == "prompt"  # a wrong size still has a name
     assert form_of("reward", (1, 1, 1), sizes) is None
+
+
+def test_of_two_forms_that_fit_the_place_decides() -> None:
+    # As many samples in the micro-batch as prompts in the step: [4, 23] could be either.
+    bound = {"B_prompt": 4, "G": 4}
+    outside = form_of("attention_mask", (4, 23), bound)
+    inside = form_of("attention_mask", (4, 23), bound, in_micro_batch=True)
+    assert outside is not None and outside.shape == "[B_prompt, S_prompt]"
+    assert inside is not None and inside.shape == "[B_micro, S_prompt + S_resp]"

@@ -20,7 +20,7 @@ import msgspec
 
 from flowledger.ledger.rows import MetricRow, Row
 
-FLUSH_S = 0.7
+FLUSH_S = 0.85
 ROTATE_BYTES = 64 << 20
 CHUNK_ROWS = 512  # encoded in one call: the interpreter lock is held for half a millisecond at most
 

@@ -22,22 +22,25 @@ class Templates:
         self._rank, self._rank_count = rank, rank_count
         self._known: dict[tuple[object, ...], TensorRow] = {}
 
-    def of(self, name: str, value: Any) -> TensorRow:
+    def of(self, name: str, value: Any, *, in_micro_batch: bool = False) -> TensorRow:
         """`row` of a tensor as it stands."""
-        made = self._known.get((name, value.shape, value.dtype))
+        made = self._known.get((name, value.shape, value.dtype, in_micro_batch))
         if made is None:
-            return self.row(name, value.shape, value.dtype, value.element_size())
+            return self.row(name, value.shape, value.dtype, value.element_size(), in_micro_batch=in_micro_batch)
         return made.__copy__()  # type: ignore[no-any-return, attr-defined]
 
-    def row(self, name: str, shape: Sequence[int], dtype: object, element_size: int) -> TensorRow:
+    def row(
+        self, name: str, shape: Sequence[int], dtype: object, element_size: int, *, in_micro_batch: bool = False
+    ) -> TensorRow:
         """A fresh row of a tensor that is whole on this rank. Raises BadInput for a name that the flow lacks."""
-        key = (name, shape, dtype)
+        key = (name, shape, dtype, in_micro_batch)
         made = self._known.get(key)
         if made is None:
             if len(self._known) > 20_000:
                 self._known.clear()
             kind = str(dtype).removeprefix("torch.")
-            made = _made(name, tuple(shape), kind, element_size, self._bindings, self._rank, self._rank_count)
+            what = (name, tuple(shape), kind, element_size, in_micro_batch)
+            made = _made(*what, self._bindings, self._rank, self._rank_count)
             self._known[key] = made
         return made.__copy__()  # type: ignore[no-any-return, attr-defined]  # twice as quick as copy.copy
 
@@ -52,10 +55,17 @@ class Templates:
 
 @lru_cache(maxsize=20_000)  # dynamic batching: every micro-batch may have its own length
 def _made(
-    name: str, shape: tuple[int, ...], dtype: str, size: int, bindings: tuple[tuple[str, int], ...], rank: int, of: int
+    name: str,
+    shape: tuple[int, ...],
+    dtype: str,
+    size: int,
+    in_micro_batch: bool,
+    bindings: tuple[tuple[str, int], ...],
+    rank: int,
+    of: int,
 ) -> TensorRow:
     """The row of a tensor of `size` bytes an element, on one of `of` ranks."""
-    facts, form = tensor(name), form_of(name, shape, dict(bindings))
+    facts, form = tensor(name), form_of(name, shape, dict(bindings), in_micro_batch=in_micro_batch)
     dims = form.shape[1:-1] if form is not None else None
     numel = product(shape)
     return TensorRow(

@@ -126,7 +126,7 @@ class Observer:
     ) -> None:
         if watch.scope == "decode" and not self._first(watch, frame, (name, access, value.shape)):
             return
-        row = self._templates.of(name, value)
+        row = self._templates.of(name, value, in_micro_batch=frame.micro_batch is not None)
         local = value
         if _TENSORS[type(value)] > 1:
             local = value.to_local()

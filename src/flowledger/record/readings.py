@@ -18,7 +18,7 @@ _ADVANCE_NS, _MOST_NS = 1_000_000_000, 40_000_000_000  # the time that counts at
 class Readings:
     """Reads and writes; the highest reading of a stage is kept on its frame.
 
-    A step is read at its begin and its end, whatever that costs. In between readings live on a small share of the
+    A step is read at its end, whatever that costs, and above level `steps` at its begin too. In between readings live on a small share of the
     time: stages are read if it can be paid, and phases if a stage could be too.
     """
 
@@ -33,7 +33,8 @@ class Readings:
     def read(self, frame: Frame, instant: str, now: int) -> None:
         """A row of kind `total`, if a reading can be had."""
         stage = frame.stage_frame
-        if not (self.free or frame.scope == "step" or self._affordable(frame, instant, now)):
+        due = frame.scope == "step" and (instant == "end" or self._share == _SHARE)
+        if not (self.free or due or self._affordable(frame, instant, now)):
             return
         seen = self._look(now)
         if instant == "begin" and frame is stage:
