@@ -91,7 +91,7 @@ merged AS (
         sum(tokens_computed)::BIGINT AS tokens_computed
     FROM per_process GROUP BY run, source, step, role, stage HAVING max(calls) > 0),
 boundaries AS (
-    SELECT run, source, step, stage, max(greatest(coalesce(peak_since_stage, allocated), coalesce(allocated, 0))) AS peak,
+    SELECT run, source, step, stage, max(greatest(peak_since_stage, allocated)) AS peak,
         max(residue) AS residue, max(known) FILTER (instant = 'peak') AS live
     FROM memory_readings GROUP BY run, source, step, stage),
 -- Between boundaries the allocator is not asked; on watched steps live tensors are, and the residue stands beside them.

@@ -12,13 +12,15 @@ from flowledger.record.position import Frame
 Put = Callable[[Row, Frame, int], None]
 _SAME_NS = 500_000  # younger than this, a reading is still the present
 _SHARE, _SHARE_AT_STEPS = 1 / 2000, 1 / 4000  # of the time, for readings (glibc walks its free lists: 10 to 400 µs)
+_PRICES_A_STAGE = 1000  # a stage that takes so many times as long as a reading is always read at its end
 _ADVANCE_NS, _MOST_NS = 1_000_000_000, 40_000_000_000  # the time that counts at the very begin, and at most
 
 
 class Readings:
     """Reads and writes; the highest reading of a stage is kept on its frame.
 
-    A step is read at its end, whatever that costs, and above level `steps` at its begin too. In between readings live on a small share of the
+    A step is read at its end, whatever that costs, and above level `steps` at its begin too; so is the
+    end of a long stage. In between readings live on a small share of the
     time: stages are read if it can be paid, and phases if a stage could be too.
     """
 
@@ -34,7 +36,8 @@ class Readings:
         """A row of kind `total`, if a reading can be had."""
         stage = frame.stage_frame
         due = frame.scope == "step" and (instant == "end" or self._share == _SHARE)
-        if not (self.free or due or self._affordable(frame, instant, now)):
+        long = frame.scope == "stage" and instant == "end" and now - frame.start_ns > self._price * _PRICES_A_STAGE
+        if not (self.free or due or long or self._affordable(frame, instant, now)):
             return
         seen = self._look(now)
         if instant == "begin" and frame is stage:
