@@ -177,6 +177,15 @@ def test_every_column_and_view_of_the_ledger_is_described(name: str) -> None:
     assert not [view for view in views if f"`{view}`" not in text]
 
 
+@pytest.mark.parametrize("name", ["ledger.md", "ledger.zh-CN.md"])
+def test_every_finding_is_described(name: str) -> None:
+    text = (DOCS / name).read_text(encoding="utf-8")
+    sources = [file.read_text(encoding="utf-8") for file in (ROOT / "src").rglob("*.py")]
+    found = {word for source in sources for word in re.findall(r'FindingRow\(\s*id="(\w+)"', source)}
+    assert {"rows_dropped", "call_failed", "observed_differs_from_configuration"} <= found
+    assert not [word for word in sorted(found) if f"\n| `{word}` |" not in text]
+
+
 @pytest.mark.parametrize("name", ["the-flow.md", "the-flow.zh-CN.md"])
 def test_every_stage_and_tensor_is_named_in_the_flow(name: str) -> None:
     text = (DOCS / name).read_text(encoding="utf-8")
