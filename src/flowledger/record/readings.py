@@ -11,8 +11,7 @@ from flowledger.record.position import Frame
 
 Put = Callable[[Row, Frame, int], None]
 _SAME_NS = 500_000  # younger than this, a reading is still the present
-_SHARE, _SHARE_AT_STEPS = 1 / 2000, 1 / 4000  # of the time, for readings (glibc walks its free lists: 10 to 400 µs)
-_PRICES_A_STAGE = 1000  # a stage that takes so many times as long as a reading is always read at its end
+_SHARE, _SHARE_AT_STEPS = 1 / 2000, 1 / 6000  # of the time, for readings (glibc walks its free lists: 10 to 400 µs)
 _ADVANCE_NS, _MOST_NS = 1_000_000_000, 40_000_000_000  # the time that counts at the very begin, and at most
 
 
@@ -36,7 +35,7 @@ class Readings:
         """A row of kind `total`, if a reading can be had."""
         stage = frame.stage_frame
         due = frame.scope == "step" and (instant == "end" or self._share == _SHARE)
-        long = frame.scope == "stage" and instant == "end" and now - frame.start_ns > self._price * _PRICES_A_STAGE
+        long = instant == "end" and frame is stage and (now - frame.start_ns) * self._share > 2 * self._price
         if not (self.free or due or long or self._affordable(frame, instant, now)):
             return
         seen = self._look(now)
