@@ -37,7 +37,7 @@ class Language(StrEnum):
 
 
 def main() -> None:
-    """Run a verb. Exit codes: 0 fine, 1 findings, 2 bad input (one clear line each), 130 Ctrl-C."""
+    """Run a verb. Exit codes: 0 fine, 2 bad input (one clear line each), 130 Ctrl-C."""
     try:
         code = app(standalone_mode=False)  # typer gives back the code of an Exit, and 130 for Ctrl-C
     except BadInput as error:
@@ -129,10 +129,9 @@ def _recorded_run(settings: "RunConfig", path: Path, quiet: bool, opened: list["
     from flowledger.run import loop
 
     if not quiet:
-        print(
-            f"loading {settings.model.path} (a GGUF model is dequantised the first time: half a minute)",
-            file=sys.stderr,
-        )
+        gguf = settings.model.path.endswith(".gguf") or settings.model.path == "smollm2-135m"
+        first = " (dequantised the first time: half a minute)" if gguf else ""
+        print(f"loading {settings.model.path}{first}", file=sys.stderr)
     with loop.prepared(settings) as world:
         manifest = _manifest(settings, path.name, world.bindings)
         with _book(path, manifest, settings.record.queue_rows, opened) as ink:
