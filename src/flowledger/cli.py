@@ -84,7 +84,7 @@ def run(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is asked to end does so as on Ctrl-C
     settings = read(config, overrides or [])
     if settings.record.level == "off":
-        _train(settings, lambda _: None, quiet=quiet)
+        _train(settings, quiet=quiet)
         return
     path = Path(out or _free_path(directory, _checked_name(name or settings.name))).resolve()
     _refuse_existing(path)
@@ -167,11 +167,12 @@ def _book(path: Path, manifest: Any, capacity: int, opened: list["RunDirectory"]
         book.close(state, wrote)
 
 
-def _train(settings: "RunConfig", after_step: Callable[["StepReport"], None], *, quiet: bool) -> None:
+def _train(settings: "RunConfig", *, quiet: bool) -> None:
+    """The loop alone, nothing recorded."""
     from flowledger.run import loop
 
     with loop.prepared(settings) as world:
-        _steps(settings, loop.train(world), after_step, quiet=quiet)
+        _steps(settings, loop.train(world), lambda _: None, quiet=quiet)
 
 
 def _steps(

@@ -27,7 +27,7 @@ class Templates:
         made = self._known.get((name, value.shape, value.dtype, in_micro_batch))
         if made is None:
             return self.row(name, value.shape, value.dtype, value.element_size(), in_micro_batch=in_micro_batch)
-        return made.__copy__()  # type: ignore[no-any-return, attr-defined]
+        return made.__copy__()  # type: ignore[no-any-return, attr-defined]  # as in `row`
 
     def row(
         self, name: str, shape: Sequence[int], dtype: object, element_size: int, *, in_micro_batch: bool = False

@@ -183,10 +183,7 @@ def old_log_prob(
         "full_sequence": full_sequence, "attention_mask": attention_mask, "position_ids": position_ids,
         "response_mask": response_mask, "sample_id": sample_id,
     }  # fmt: skip
-    log_prob, entropy = torch.zeros(response_mask.shape), torch.zeros(response_mask.shape)
-    for samples in batches.micro_batches:
-        made = update.log_prob_micro_batch(model=model, config=config, **update.rows_of(columns, samples))
-        log_prob[list(samples)], entropy[list(samples)] = made.new_log_prob, made.entropy
+    log_prob, entropy = update.log_probs(model=model, config=config, batches=batches, columns=columns)
     return OldLogProbs(old_log_prob=log_prob, entropy=entropy)
 
 
@@ -206,11 +203,8 @@ def ref_log_prob(
         "full_sequence": full_sequence, "attention_mask": attention_mask, "position_ids": position_ids,
         "response_mask": response_mask, "sample_id": sample_id,
     }  # fmt: skip
-    log_prob = torch.zeros(response_mask.shape)
     with reference.active() as model:
-        for samples in batches.micro_batches:
-            made = update.log_prob_micro_batch(model=model, config=config, **update.rows_of(columns, samples))
-            log_prob[list(samples)] = made.new_log_prob
+        log_prob, _ = update.log_probs(model=model, config=config, batches=batches, columns=columns)
     return RefLogProbs(ref_log_prob=log_prob)
 
 

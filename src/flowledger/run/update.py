@@ -189,7 +189,7 @@ def micro_batch_loss(
         loss = loss + algorithm.kl_coef * kl_loss
     if not torch.isfinite(loss):
         raise BadInput(
-            _not_finite(locals_of(new_log_prob, old_log_prob, ref_log_prob, advantages), loss_mask, sample_id)
+            _not_finite(_made_before(new_log_prob, old_log_prob, ref_log_prob, advantages), loss_mask, sample_id)
         )
     return MicroBatchLoss(
         loss=loss,
@@ -225,6 +225,16 @@ def optimizer_step(*, model: nn.Module, optimizer: torch.optim.Optimizer, grad_c
     return norm.detach()
 
 
+def log_probs(*, model: nn.Module, config: RunConfig, batches: Batches, columns: Columns) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropy [B_prompt*G, S_resp] without gradient, micro-batch by micro-batch; 0 for dropped samples."""
+    shape = columns["response_mask"].shape
+    log_prob, entropy = torch.zeros(shape), torch.zeros(shape)
+    for samples in batches.micro_batches:
+        made = log_prob_micro_batch(model=model, config=config, **rows_of(columns, samples))
+        log_prob[list(samples)], entropy[list(samples)] = made.new_log_prob, made.entropy
+    return log_prob, entropy
+
+
 @torch.no_grad()
 def log_prob_micro_batch(
     *,
@@ -255,7 +265,7 @@ def rows_of(columns: Columns, samples: Indices | Sequence[int]) -> dict[str, Ten
     return {name: tensor[index.to(tensor.device)] for name, tensor in columns.items()}
 
 
-def locals_of(
+def _made_before(
     new_log_prob: Tensor, old_log_prob: Tensor, ref_log_prob: Tensor | None, advantages: Tensor
 ) -> dict[str, Tensor]:
     """The inputs of a loss in the order in which they are made, to name the first that went wrong."""
