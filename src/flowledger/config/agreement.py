@@ -8,6 +8,8 @@ from flowledger.config.bounds import STEP_SAMPLES, STEP_TOKENS
 if TYPE_CHECKING:
     from flowledger.config.schema import RunConfig
 
+OWN = "flowledger"  # the framework whose runs the reference loop makes
+
 
 def step_is_of_this_world(config: "RunConfig") -> None:
     samples, tokens = config.samples_per_step, config.samples_per_step * config.rollout.max_response_tokens
@@ -20,6 +22,8 @@ def step_is_of_this_world(config: "RunConfig") -> None:
 
 
 def batches_fit(config: "RunConfig") -> None:
+    if config.framework != OWN:
+        return  # a foreign framework has rules of its own, which `check` reports
     prompts, mini = config.data.prompts_per_step, config.mini_batch_prompts
     if prompts % mini:
         fits = [n for n in range(1, prompts + 1) if prompts % n == 0]
@@ -41,6 +45,10 @@ def batches_fit(config: "RunConfig") -> None:
 
 
 def parts_that_need_each_other(config: "RunConfig") -> None:
+    if config.framework != OWN:
+        return
+    if config.ref is not None and config.ref.path != "start":
+        raise ValueError(f"ref.path = {config.ref.path!r}: the loop's reference policy is the start model; use `start`")
     if config.algorithm.kl_coef > 0 and config.ref is None:
         raise ValueError(
             f"algorithm.kl_coef = {config.algorithm.kl_coef} needs a reference policy; add `ref: {{path: start}}` or set it to 0"

@@ -7,7 +7,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from flowledger.config.schema import RunConfig, Section
+from flowledger.config.schema import RunConfig
+from flowledger.config.section import Section
 from flowledger.flow.errors import nearest
 
 Location = Sequence[int | str]

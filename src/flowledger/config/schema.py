@@ -5,7 +5,7 @@ Units stand in the names: `mini_batch_prompts` counts prompts, `max_response_tok
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
 from flowledger.config import agreement
 from flowledger.config.bounds import (
@@ -22,15 +22,11 @@ from flowledger.config.bounds import (
     Beta,
     File,
 )
+from flowledger.config.engine import Engine, Hardware, Lora, Mesh, Serving
+from flowledger.config.section import Section
 
 AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
-
-
-class Section(BaseModel):
-    """A part of the configuration: no unknown keys, never changed after birth."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
 
 class Tiny(Section):
@@ -54,14 +50,6 @@ class Tiny(Section):
                 f"these sizes make a model of about {parameters:.1e} weights; at most {TINY_PARAMETERS:.1e}"
             )
         return self
-
-
-class Lora(Section):
-    """LoRA adapters instead of full weights (peft)."""
-
-    rank: int = Field(8, ge=1, le=SIZE)
-    alpha: float = Field(16.0, ge=-WEIGHT, le=WEIGHT)
-    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj")
 
 
 class Model(Section):
@@ -107,6 +95,8 @@ class Rollout(Section):
     max_running: int | None = Field(None, ge=1, le=COUNT)  # slots of the KV cache; null: all samples at once
     timeout_s: float | None = Field(None, ge=0, le=SECONDS)  # per sample, from its admission
     abort_function: File | None = None  # module:name or file.py:name, (sample_id, response_ids) -> bool
+    log_probs: bool = True  # the engine returns the log-prob of each token it samples
+    serving: Serving = Serving()
     weights: Literal["copy", "shared"] = "copy"  # a copy of the policy, or the policy itself
 
 
@@ -178,17 +168,23 @@ class Actor(Section):
 
     epochs: int = Field(1, ge=1, le=2**20)  # ppo_epochs
     mini_batch_prompts: int | None = Field(None, ge=1, le=2**20)  # prompts of one optimizer step; null: all of the step
+    mini_batch_samples: int | None = Field(None, ge=1, le=COUNT)  # the same in samples, where a framework counts those
     micro_batch: MicroBatch = MicroBatch(samples=4)
     packed: bool = True  # no padding in forward passes
     log_prob_chunk_tokens: int = Field(1024, ge=0, le=COUNT)  # logits computed at once; 0: all of the micro-batch
     activation_checkpointing: bool = False
-    grad_clip: float = Field(1.0, gt=0, le=1e9)
+    grad_clip: float = Field(1.0, ge=0, le=1e9)  # 0: off
+    engine: Engine = Engine()
+    log_prob_micro_batch: MicroBatch | None = None  # of the old_log_prob pass; null: as the update
+    log_prob_entropy: Literal["none", "full", "chunked"] = "none"  # the old_log_prob pass computes entropy too
 
 
 class Ref(Section):
-    """The reference policy: the start model, kept frozen."""
+    """The reference policy: the start model (`start`) or another, kept frozen."""
 
-    path: Literal["start"] = "start"
+    path: File = "start"
+    engine: Engine | None = None  # null: as the actor's
+    micro_batch: MicroBatch | None = None  # null: as the old_log_prob pass
 
 
 class Critic(Section):
@@ -196,6 +192,11 @@ class Critic(Section):
 
     path: File = "start"
     lr: float = Field(1e-5, gt=0, le=WEIGHT)
+    epochs: int | None = Field(None, ge=1, le=2**20)  # null: as the actor's
+    mini_batch_prompts: int | None = Field(None, ge=1, le=2**20)  # null: as the actor's
+    engine: Engine | None = None  # null: as the actor's
+    micro_batch: MicroBatch | None = None  # of the update; null: as the actor's
+    values_micro_batch: MicroBatch | None = None  # of the values pass; null: as the update's
 
 
 class Optim(Section):
@@ -206,17 +207,6 @@ class Optim(Section):
     eps: float = Field(1e-8, gt=0, le=1)
     weight_decay: float = Field(0.0, ge=0, le=WEIGHT)
     warmup_steps: int = Field(0, ge=0, le=COUNT)  # in steps of the run, linear from lr / (warmup_steps + 1)
-
-
-class Mesh(Section):
-    """Parallel degrees; all 1 on one process."""
-
-    dp: int = Field(1, ge=1, le=2**20)
-    tp: int = Field(1, ge=1, le=2**20)
-    pp: int = Field(1, ge=1, le=2**20)
-    sp: int = Field(1, ge=1, le=2**20)
-    cp: int = Field(1, ge=1, le=2**20)
-    ep: int = Field(1, ge=1, le=2**20)
 
 
 class Memory(Section):
@@ -235,7 +225,8 @@ class Checkpoint(Section):
 class Async(Section):
     """How far rollout may run ahead of training (used by planned frameworks; the loop itself is synchronous)."""
 
-    max_staleness: int = Field(0, ge=0, le=COUNT)
+    mode: Literal["sync", "one_step_off", "fully_async"] = "sync"
+    max_staleness: float = Field(0, ge=0, le=COUNT)
 
 
 class Record(Section):
@@ -269,6 +260,7 @@ class RunConfig(Section):
     ref: Ref | None = None
     optim: Optim = Optim()
     mesh: Mesh = Mesh()
+    hardware: Hardware = Hardware()
     memory: Memory = Memory()
     checkpoint: Checkpoint | None = None
     async_: Async | None = Field(None, alias="async")
@@ -283,8 +275,15 @@ class RunConfig(Section):
 
     @property
     def mini_batch_prompts(self) -> int:
-        """Prompts of one optimizer step."""
-        return self.actor.mini_batch_prompts or self.data.prompts_per_step
+        """Prompts of one optimizer step, rounded up where it is given in samples."""
+        samples = self.actor.mini_batch_samples
+        prompts = self.actor.mini_batch_prompts or self.data.prompts_per_step
+        return prompts if samples is None else -(-samples // self.rollout.samples_per_prompt)
+
+    @property
+    def mini_batch_samples(self) -> int:
+        """Samples of one optimizer step, over all data-parallel ranks."""
+        return self.actor.mini_batch_samples or self.mini_batch_prompts * self.rollout.samples_per_prompt
 
     def source_of(self, key: str) -> str:
         """`examples/tiny.yaml:12`, `command line`, or `default@<version>` for a dotted key."""

@@ -14,7 +14,8 @@ import transformers
 from peft import LoraConfig, get_peft_model
 from torch import Tensor, nn
 
-from flowledger.config.schema import Lora, Model
+from flowledger.config.engine import Lora
+from flowledger.config.schema import Model
 from flowledger.flow.errors import BadInput
 from flowledger.run import tiny, weight_files
 

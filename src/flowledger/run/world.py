@@ -137,7 +137,7 @@ def check_names(config: RunConfig) -> None:
                 else f"is not known; the only one is {next(iter(known))}"
             )
             raise BadInput(f"{key} = {value!r} ({config.source_of(key)}) {ways}{nearest(value, known)}")
-    degrees = {axis: degree for axis, degree in config.mesh.model_dump().items() if degree != 1}
+    degrees = {axis: degree for axis, degree in config.mesh.model_dump().items() if degree not in (1, None)}
     for axis, degree in degrees.items():
         raise BadInput(
             f"mesh.{axis} = {degree} ({config.source_of(f'mesh.{axis}')}): this loop runs on one process; use 1"

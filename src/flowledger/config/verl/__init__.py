@@ -1,0 +1,1 @@
+"""verl: its launch scripts, overrides and defaults, turned into a RunConfig."""
