@@ -1,10 +1,18 @@
-"""Fill the tables of these pages from the flow's own tables: python docs/fill_tables.py
+"""Fill the tables and outputs of the pages from the product itself: python docs/fill_tables.py
 
 A page marks the place of a table with `<!-- table: NAME -->` and `<!-- end -->`; pages ending in `.zh-CN.md` get Chinese.
+`<!-- output: A | B -->` between a bash block of one flowledger command and the text block below it fills that block with
+what the command prints at 100 columns: the lines in which A or B (regular expressions) is found, and `…` for the rest.
 """
 
+import os
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Callable, Iterable
+from functools import cache
+from itertools import groupby
 from pathlib import Path
 
 from flowledger.flow.axes import CUTS
@@ -12,9 +20,19 @@ from flowledger.flow.dims import SYMBOLS
 from flowledger.flow.kinds import KINDS
 from flowledger.flow.stages import stages
 from flowledger.flow.tensors import tensors
+from flowledger.plan.weights import count
+from flowledger.tables import rules as rule_tables
+from flowledger.tables.constants import constants
+from flowledger.tables.gpus import gpus
 from flowledger.tables.metrics import metrics
+from flowledger.tables.models import Architecture, models
 
+ROOT = Path(__file__).parents[1]
 MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+OUTPUT = re.compile(
+    r"(^```bash\nflowledger ([^\n]*)\n```\n<!-- output: ([^\n]*) -->\n```text\n).*?(^```$)", re.DOTALL | re.MULTILINE
+)
+GIB = 2**30
 
 
 def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -24,6 +42,11 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 def code(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
+
+
+def plain(text: str) -> str:
+    """Prose whose asterisks are products, not emphasis."""
+    return text.replace("*", r"\*")
 
 
 def symbols(zh: bool) -> str:
@@ -83,7 +106,127 @@ def metric_table(zh: bool) -> str:
     )  # fmt: skip
 
 
+def rule_counts(zh: bool) -> str:
+    """Rules of each framework by the moment at which a breach shows."""
+    moments = tuple(rule_tables.FIRES_AT)
+    head = ("框架", *(f"`{moment}`" for moment in moments), "合计") if zh else ("framework", *(f"`{moment}`" for moment in moments), "all")  # fmt: skip
+    found = {name: rules_of(name) for name in (*rule_tables.FRAMEWORKS, rule_tables.ANY)}
+    return table(
+        head,
+        (
+            (
+                ("任何框架" if zh else "any framework") if name == rule_tables.ANY else f"`{name}`",
+                *(str(sum(rule.fires_at == moment for rule in held) or "") for moment in moments),
+                str(len(held)),
+            )
+            for name, held in found.items()
+        ),
+    )
+
+
+def rules_of(framework: str) -> list[rule_tables.Rule]:
+    """The rules of one framework alone, or those that hold for any."""
+    return [rule for rule in rule_tables.table(framework).rules if rule.framework == framework]
+
+
+def rule_rows(framework: str, zh: bool) -> str:
+    head = ("id", "何时触发", "须成立（原文）") if zh else ("id", "fires at", "what must hold")
+    rows = (
+        (
+            f"`{rule.id}`",
+            f"`{rule.fires_at}`",
+            plain(rule.title)
+            + (f" ({', '.join(rule.trainers)})" if rule.trainers else "")
+            + (f" [{rule.versions}]" if rule.versions != "all" else "")
+            + (" ⚠" if rule.severity == "warning" else ""),
+        )
+        for rule in rules_of(framework)
+    )
+    return table(head, rows)
+
+
+def device_table(zh: bool) -> str:
+    head = (
+        ("设备", "内存 GiB", "带宽 GB/s", "矩阵 TFLOPS", "互联 GB/s", "也可写作")
+        if zh
+        else ("device", "memory GiB", "bandwidth GB/s", "matrix TFLOPS", "links GB/s", "also called")
+    )
+    return table(
+        head,
+        (
+            (
+                row.name,
+                f"{row.memory_bytes / GIB:.2f}",
+                f"{row.hbm_bytes_per_s / 1e9:,.0f}",
+                f"{row.matrix_flops / 1e12:,.0f}",
+                f"{row.link_bytes_per_s / 1e9:,.0f}",
+                code(row.aliases),
+            )
+            for row in gpus().values()
+        ),
+    )
+
+
+def model_table(zh: bool) -> str:
+    head = (
+        ("模型", "参数量 B", "层", "隐藏维度", "头", "FFN", "词表", "特征")
+        if zh
+        else ("model", "parameters, B", "layers", "hidden", "heads", "FFN", "vocabulary", "traits")
+    )
+    return table(
+        head,
+        (
+            (
+                row.name,
+                f"{count(row) / 1e9:,.2f}",
+                str(row.layers),
+                f"{row.hidden:,}",
+                f"{row.heads}/{row.kv_heads}",
+                f"{row.ffn:,}",
+                f"{row.vocab:,}",
+                ", ".join(traits(row)),
+            )
+            for row in models().values()
+        ),
+    )
+
+
+def traits(row: Architecture) -> Iterable[str]:
+    """What sets a model apart from a plain Llama: words of the catalogue."""
+    if row.moe:
+        yield f"MoE {row.moe.experts}, top {row.moe.topk}"
+    if row.mla:
+        yield "MLA"
+    if row.linear:
+        yield "linear attention"
+    if row.tied:
+        yield "tied"
+
+
+def constant_table(zh: bool) -> str:
+    head = (
+        ("常数", "值", "单位", "缘由（原文）", "版本")
+        if zh
+        else ("constant", "value", "unit", "why it is there", "holds for")
+    )
+    return table(
+        head,
+        (
+            (f"`{row.name}`", f"{row.value:,.12g}", row.unit, plain(row.reason), row.version)
+            for row in constants().values()
+        ),
+    )
+
+
 TABLES: dict[str, Callable[[bool], str]] = {
+    "rule_counts": rule_counts,
+    **{
+        f"rules_{name}": lambda zh, name=name: rule_rows(name, zh)  # type: ignore[misc]
+        for name in (*rule_tables.FRAMEWORKS, rule_tables.ANY)
+    },
+    "devices": device_table,
+    "models": model_table,
+    "constants": constant_table,
     "symbols": symbols,
     "axes": axes,
     "kinds": kinds,
@@ -93,14 +236,42 @@ TABLES: dict[str, Callable[[bool], str]] = {
 }
 
 
+@cache
+def printed(words: str) -> str:
+    """What `flowledger WORDS` prints in the root of the repository, 100 columns wide."""
+    environment = {**os.environ, "COLUMNS": "100", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+    command = [sys.executable, "-m", "flowledger.cli", *shlex.split(words)]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode > 1:  # 1: a check fails
+        raise SystemExit(f"flowledger {words}: exit code {done.returncode}\n{done.stderr}")
+    return done.stdout
+
+
+def shortened(text: str, wanted: str) -> str:
+    """The lines in which one of the expressions is found, with the lines that continue them; `…` for what is left out."""
+    patterns = [re.compile(one.strip()) for one in wanted.split(" | ")]
+    kept: list[tuple[bool, str]] = []
+    for line in map(str.rstrip, text.splitlines()):
+        continues = (
+            bool(kept) and kept[-1][0] and bool(kept[-1][1]) and line.startswith("   ") and "─" not in kept[-1][1]
+        )
+        kept.append((continues or any(one.search(line) for one in patterns), line))
+    found: list[str] = []
+    for shown, group in groupby(kept, key=lambda item: item[0]):
+        lines = [line for _, line in group]
+        found += lines if shown else [" …"] if any(lines) else [""] if found else []
+    return "".join(f"{line}\n" for line in found)
+
+
 def filled(page: Path) -> str:
-    """The page's text with every marked table as the flow has it now."""
+    """The page's text with every marked table and output as the product has it now."""
     zh = page.name.endswith(".zh-CN.md")
-    return MARK.sub(lambda found: f"{found[1]}{TABLES[found[2]](zh)}{found[3]}", page.read_text(encoding="utf-8"))
+    text = MARK.sub(lambda found: f"{found[1]}{TABLES[found[2]](zh)}{found[3]}", page.read_text(encoding="utf-8"))
+    return OUTPUT.sub(lambda found: f"{found[1]}{shortened(printed(found[2]), found[3])}{found[4]}", text)
 
 
 def pages() -> list[Path]:
-    return sorted(Path(__file__).parent.glob("*.md"))
+    return sorted([*Path(__file__).parent.glob("*.md"), *ROOT.glob("README*.md")])
 
 
 if __name__ == "__main__":

@@ -47,6 +47,10 @@ def batches_fit(config: "RunConfig") -> None:
 def parts_that_need_each_other(config: "RunConfig") -> None:
     if config.framework != OWN:
         return
+    if not config.actor.old_log_prob:
+        raise ValueError(
+            "actor.old_log_prob = false: the loop always computes log-probs before the update; leave it out"
+        )
     if config.ref is not None and config.ref.path != "start":
         raise ValueError(f"ref.path = {config.ref.path!r}: the loop's reference policy is the start model; use `start`")
     if config.algorithm.kl_coef > 0 and config.ref is None:

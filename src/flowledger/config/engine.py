@@ -10,6 +10,7 @@ from pydantic import Field
 
 from flowledger.config.bounds import COUNT, SIZE, TOKENS
 from flowledger.config.section import Section
+from flowledger.flow.axes import AXES
 
 Dtype = Literal["float32", "bfloat16", "float16", "float8", "int8", "int4"]
 Strategy = Literal["single", "ddp", "fsdp1", "fsdp2", "zero1", "zero2", "zero3", "megatron"]
@@ -32,6 +33,11 @@ class Mesh(Section):
     def model(self) -> int:
         """Ranks that hold one copy of the model together: tp*pp*cp*sp (ep rides on dp and cp)."""
         return self.tp * self.pp * self.cp * self.sp
+
+    @property
+    def degrees(self) -> dict[str, int]:
+        """Axis of the mesh -> degree."""
+        return {axis: getattr(self, axis) for axis in AXES}
 
 
 class Recompute(Section):

@@ -175,6 +175,7 @@ class Actor(Section):
     activation_checkpointing: bool = False
     grad_clip: float = Field(1.0, ge=0, le=1e9)  # 0: off
     engine: Engine = Engine()
+    old_log_prob: bool = True  # a pass of its own; false: the update's first log-probs or the rollout's stand in for it
     log_prob_micro_batch: MicroBatch | None = None  # of the old_log_prob pass; null: as the update
     log_prob_entropy: Literal["none", "full", "chunked"] = "none"  # the old_log_prob pass computes entropy too
 

@@ -70,14 +70,19 @@ class Dim:
     @property
     def symbols(self) -> frozenset[str]:
         """The symbols that occur in it."""
-        names = (node.id for node in ast.walk(_tree(self.text)) if isinstance(node, ast.Name))
-        return frozenset(names) - {"ceil"}
+        return _symbols(self.text)
 
     def __str__(self) -> str:
         return self.text
 
 
 Shape = tuple[Dim, ...]
+
+
+@lru_cache(maxsize=1024)
+def _symbols(text: str) -> frozenset[str]:
+    names = (node.id for node in ast.walk(_tree(text)) if isinstance(node, ast.Name))
+    return frozenset(names) - {"ceil"}
 
 
 @lru_cache(maxsize=1024)

@@ -8,7 +8,7 @@ written, and a test holds that the table is written in such an order.
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 
 from flowledger.flow.errors import BadInput, nearest
@@ -62,7 +62,11 @@ def order(rows: Iterable[Stage] | None = None) -> tuple[str, ...]:
     A stage that writes a tensor too reads its own (gradients, logits, the KL of its own loss), so it waits for no other
     writer. Raises AssertionError when reads and writes form a circle: such a table describes no step.
     """
-    listed = list(stages().values() if rows is None else rows)
+    return _sorted(tuple(stages().values() if rows is None else rows))
+
+
+@lru_cache(maxsize=64)
+def _sorted(listed: tuple[Stage, ...]) -> tuple[str, ...]:
     needs = {row.name: _writers_before(row, listed) for row in listed}
     done: list[str] = []
     while len(done) < len(listed):

@@ -13,7 +13,7 @@ TABLES = {
     "flow_stages": "stage VARCHAR, position BIGINT, stage_role VARCHAR, purpose VARCHAR, purpose_zh VARCHAR",
     "flow_tensors": (
         "tensor_name VARCHAR, position BIGINT, flow_kind VARCHAR, flow_mask VARCHAR, producer VARCHAR, "
-        "readers VARCHAR[], freed_by VARCHAR, flow_lifetime VARCHAR, flow_owner VARCHAR, "
+        "readers VARCHAR[], freed_by VARCHAR, also_freed_by VARCHAR[], flow_lifetime VARCHAR, flow_owner VARCHAR, "
         "common_bug VARCHAR, common_bug_zh VARCHAR"
     ),
     "flow_forms": (
@@ -32,7 +32,8 @@ def load(connection: duckdb.DuckDBPyConnection, bindings: Mapping[str, int]) -> 
             (row.name, place, row.role, row.purpose, row.purpose_zh) for place, row in enumerate(stages().values())
         ],
         "flow_tensors": [
-            (row.name, place, row.kind, row.mask, row.producer, list(row.readers), row.freed_by, row.lifetime,
+            (row.name, place, row.kind, row.mask, row.producer, list(row.readers), row.freed_by,
+             list(row.also_freed_by), row.lifetime,
              row.owner, row.common_bug, row.common_bug_zh)
             for place, row in enumerate(tensors().values())
         ],

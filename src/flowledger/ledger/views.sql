@@ -212,9 +212,14 @@ joined AS (
         CASE WHEN freed_stage IS NOT NULL THEN place(freed_stage, freed_phase) WHEN is_freed THEN 'after the step' END AS freed_at,
         coalesce(is_freed, false) AS is_freed, freed_step, freed_stage, freed_phase, holder, lifetime,
         coalesce(born_ns, first_ns) AS born_ns, freed_ns, storage_bytes IS NOT NULL AS was_watched
-    FROM uses FULL JOIN events USING (run, source, process, storage))
-SELECT joined.run, joined.source, process, joined.storage, joined.tensor_name, role, rank, step, joined.dims, layer,
-    coalesce(joined.kind, flow_kind) AS kind, bytes, born_at, joined.readers, last_read_at, freed_at, freed_step,
+    FROM uses FULL JOIN events USING (run, source, process, storage)),
+-- A tensor that several stages make for themselves is due in the stage that made it.
+judged AS (
+    SELECT joined.*, flow_kind, flow_lifetime, coalesce(list_filter(also_freed_by,
+        lambda place: split_part(place, '/', 1) = split_part(born_at, '/', 1))[1], flow_tensors.freed_by) AS freed_by
+    FROM joined LEFT JOIN flow_tensors ON joined.tensor_name = flow_tensors.tensor_name)
+SELECT judged.run, judged.source, process, judged.storage, judged.tensor_name, role, rank, step, judged.dims, layer,
+    coalesce(judged.kind, flow_kind) AS kind, bytes, born_at, judged.readers, last_read_at, freed_at, freed_step,
     freed_by AS declared_freed_by, coalesce(lifetime, flow_lifetime) AS lifetime, holder,
     CASE
         WHEN coalesce(lifetime, flow_lifetime) = 'persistent' OR freed_by = 'never' THEN false
@@ -226,9 +231,8 @@ SELECT joined.run, joined.source, process, joined.storage, joined.tensor_name, r
             AND phase_position(freed_phase) > phase_position(split_part(freed_by, '/', 2))), false)
     END AS outlives,
     (freed_ns - born_ns) / 1e6 AS alive_ms
-FROM joined
-LEFT JOIN flow_tensors ON joined.tensor_name = flow_tensors.tensor_name
-LEFT JOIN flow_stages AS freed ON freed.stage = joined.freed_stage
+FROM judged
+LEFT JOIN flow_stages AS freed ON freed.stage = judged.freed_stage
 LEFT JOIN flow_stages AS due ON due.stage = split_part(freed_by, '/', 1)
 ORDER BY step, born_ns;
 

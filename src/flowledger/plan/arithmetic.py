@@ -53,12 +53,12 @@ def names_in(expression: str) -> tuple[str, ...]:
 @lru_cache(maxsize=4096)
 def _compiled(expression: str) -> tuple[CodeType, tuple[str, ...]]:
     tree = ast.parse(expression, mode="eval")
-    needed: dict[str, None] = {}
+    found: list[tuple[int, str]] = []
     for node in ast.walk(tree):
         if not isinstance(node, ALLOWED):
             raise ValueError(f"{expression!r}: {type(node).__name__} is no arithmetic")
         if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in FUNCTIONS):
             raise ValueError(f"{expression!r} calls what is none of {', '.join(FUNCTIONS)}")
         if isinstance(node, ast.Name) and node.id not in FUNCTIONS:
-            needed[node.id] = None
-    return compile(tree, "<table>", "eval"), tuple(needed)
+            found.append((node.col_offset, node.id))
+    return compile(tree, "<table>", "eval"), tuple(dict.fromkeys(name for _, name in sorted(found)))

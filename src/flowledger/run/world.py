@@ -46,7 +46,7 @@ class World:
         c = self.config
         batch = {"B_prompt": c.data.prompts_per_step, "G": c.rollout.samples_per_prompt, "B": c.samples_per_step}
         reward = {"N_reward": len(c.reward.components)}
-        return batch | reward | self.policy.sizes | c.mesh.model_dump()
+        return batch | reward | self.policy.sizes | c.mesh.degrees
 
 
 def build(config: RunConfig) -> World:
@@ -137,7 +137,7 @@ def check_names(config: RunConfig) -> None:
                 else f"is not known; the only one is {next(iter(known))}"
             )
             raise BadInput(f"{key} = {value!r} ({config.source_of(key)}) {ways}{nearest(value, known)}")
-    degrees = {axis: degree for axis, degree in config.mesh.model_dump().items() if degree not in (1, None)}
+    degrees = {axis: degree for axis, degree in config.mesh.degrees.items() if degree != 1}
     for axis, degree in degrees.items():
         raise BadInput(
             f"mesh.{axis} = {degree} ({config.source_of(f'mesh.{axis}')}): this loop runs on one process; use 1"

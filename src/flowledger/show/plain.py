@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from flowledger.show.tables import Table
+from flowledger.show.columns import Table
 
 
 def as_json(verb: str, run: str, rows: Iterable[Mapping[str, Any]], **more: Any) -> str:

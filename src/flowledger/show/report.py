@@ -12,6 +12,7 @@ from rich.text import Text
 
 from flowledger.ledger.reader import Ledger
 from flowledger.show import passport, tables, terminal
+from flowledger.show.columns import Table
 
 REPORT_WIDTH = 140  # a little less than where tables spread sentences: the bugs stand beneath, in full
 
@@ -46,7 +47,7 @@ def sections(ledger: Ledger, *, brief: bool = False) -> Iterator[Section]:
         yield name, partial(terminal.draw, tables.table(ledger, name))
 
 
-def shortened(made: tables.Table) -> tables.Table:
+def shortened(made: Table) -> Table:
     """A table without what repeats itself: reads in the shape ledger, the steps between in memory."""
     if made.name == "shapes":
         return replace(made, rows=[row for row in made.rows if "write" in row["access"]])

@@ -3,41 +3,14 @@
 A table's rows carry the ledger's own column names, so that JSON, CSV and terminal say the same.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from flowledger.flow.errors import BadInput, nearest
 from flowledger.flow.stages import stage as known_stage
 from flowledger.ledger.reader import Ledger
+from flowledger.show.columns import Column, Rows, Table
 from flowledger.show.estimates import estimates
-
-Rows = list[dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column: its name in the ledger, its title, and how a terminal writes its values."""
-
-    name: str
-    title: str = ""
-    form: str = "text"  # text, shape, bytes, count, number, percent, seconds, milliseconds, flag
-    wide: bool = False  # only with --wide (JSON and CSV always have it)
-
-    @property
-    def heading(self) -> str:
-        return self.title or self.name.replace("_", " ")
-
-
-@dataclass(frozen=True, slots=True)
-class Table:
-    """What one `show` prints: rows, their columns, and what is said beneath them."""
-
-    name: str
-    run: str
-    columns: tuple[Column, ...]
-    rows: Rows
-    section: str | None = None  # the column whose changes part the rows in a terminal
-    summary: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

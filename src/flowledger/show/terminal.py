@@ -1,6 +1,7 @@
 """Tables drawn for a terminal: readable at 100 columns, grouped, with what matters beneath."""
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
-from flowledger.show.tables import Column, Table
+from flowledger.show.columns import Column, Table
 from flowledger.show.words import ABSENT, NUMERIC, harmless, human_bytes, human_number, human_shape, written
 
 PIPED_WIDTH = 160  # columns where nobody looks: a file, a pipe
@@ -18,7 +19,9 @@ MOST_ROWS = 400
 MOST_STEPS = 3  # sections of a step, unless a step is asked for
 WRAPPED = frozenset({
     ("shapes", "logical_shape"), ("shapes", "common_bug"), ("lifetimes", "readers"), ("findings", "message"),
-    ("findings", "next_step"),
+    ("findings", "next_step"), ("plan_chain", "quantity"), ("plan_chain", "key"), ("plan_chain", "arithmetic"),
+    ("plan_checks", "message"), ("plan_lifetimes", "readers"), ("plan_advice", "key"), ("plan_advice", "costs"),
+    ("plan_largest", "what"), ("plan_largest", "key"),
 })  # fmt: skip
 # Widths where a terminal is narrower than ROOMY: what does not fit goes on in the next line, so that nothing is lost.
 NARROW: dict[tuple[str, str], int] = {
@@ -26,10 +29,19 @@ NARROW: dict[tuple[str, str], int] = {
     ("shapes", "mask"): 14, ("shapes", "owner_rank"): 5, ("shapes", "lifetime"): 11, ("shapes", "common_bug"): 6,
     ("memory", "stage"): 13, ("memory", "instant"): 5,
     ("lifetimes", "born_at"): 13, ("lifetimes", "tensor_name"): 19, ("lifetimes", "readers"): 14, ("lifetimes", "freed_at"): 14, ("lifetimes", "declared_freed_by"): 12,
-    ("lifetimes", "lifetime"): 11,
+    ("lifetimes", "lifetime"): 11, ("plan_chain", "key"): 18,
+    ("plan_lifetimes", "born_at"): 12, ("plan_lifetimes", "tensor_name"): 17, ("plan_lifetimes", "readers"): 13,
+    ("plan_lifetimes", "freed_at"): 12, ("plan_lifetimes", "lifetime"): 11,
+    ("plan_advice", "key"): 18, ("plan_advice", "before"): 8, ("plan_advice", "after"): 8, ("plan_advice", "peak_stage"): 8,
+    ("plan_largest", "key"): 22,
 }  # fmt: skip
 SPACIOUS = 125  # from this width on, these columns get more
-SPACIOUS_WIDTHS = {("shapes", "logical_shape"): 32, ("shapes", "local_shape"): 16}
+SPACIOUS_WIDTHS = {
+    ("shapes", "logical_shape"): 32, ("shapes", "local_shape"): 16, ("plan_chain", "key"): 34,
+    ("plan_lifetimes", "born_at"): 21, ("plan_lifetimes", "tensor_name"): 19, ("plan_lifetimes", "readers"): 32,
+    ("plan_lifetimes", "freed_at"): 21, ("plan_advice", "key"): 36, ("plan_advice", "peak_stage"): 12,
+    ("plan_largest", "key"): 58,
+}  # fmt: skip
 BARS = "▁▂▃▄▅▆▇█"
 
 Row = Mapping[str, Any]
@@ -114,9 +126,7 @@ def _grid(table: Table, columns: list[Column], rows: list[Any], screen: Console)
     for column in columns:
         long = (table.name, column.name) in WRAPPED
         number = column.form in NUMERIC
-        key = (table.name, column.name)
-        widths = NARROW | SPACIOUS_WIDTHS if screen.width >= SPACIOUS else NARROW
-        width = widths.get(key) if narrow else None
+        width = _width(table, column, screen) if narrow else None
         whole = number or (table.name == "log" and column.form == "shape")
         grid.add_column(
             _heading(column, folded=narrow and screen.width < ROOMY),
@@ -127,6 +137,21 @@ def _grid(table: Table, columns: list[Column], rows: list[Any], screen: Console)
             min_width=width or 18 if long else _longest(column, rows) if whole else None,
         )
     return grid
+
+
+def _width(table: Table, column: Column, screen: Console) -> int | None:
+    widths = NARROW | SPACIOUS_WIDTHS if screen.width >= SPACIOUS else NARROW
+    return widths.get((table.name, column.name))
+
+
+def folded(name: str, width: int) -> str:
+    """A long name over several lines, broken behind `.`, `/` or `_` rather than in the middle of a word."""
+    lines = [""]
+    for piece in re.split(r"(?<=[./_=])", name):
+        if lines[-1] and len(lines[-1]) + len(piece) > width:
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(lines)
 
 
 def _longest(column: Column, rows: list[Any]) -> int:
@@ -141,8 +166,10 @@ def _heading(column: Column, *, folded: bool) -> str:
 def _fill(grid: Grid, table: Table, columns: list[Column], rows: list[Any], screen: Console) -> None:
     """A step stands on a line above its rows; any other section in the first column, once."""
     section: Any = object()
+    roomy = _roomy(screen, columns)
+    widths = [None if roomy else _width(table, column, screen) for column in columns]
     for row in rows:
-        cells = [_cell(table, column, row, roomy=_roomy(screen, columns)) for column in columns]
+        cells = [_cell(table, column, row, roomy=roomy) for column in columns]
         if table.section:
             begins, section = row[table.section] != section, row[table.section]
             if begins and rows[0] is not row:
@@ -151,7 +178,14 @@ def _fill(grid: Grid, table: Table, columns: list[Column], rows: list[Any], scre
                 grid.add_row(Text(f"step {section}", style="bold cyan"), *[""] * (len(columns) - 1))
             if table.section != "step":
                 cells[0] = Text(str(section or "(outside a stage)") if begins else "", style="bold cyan")
-        grid.add_row(*cells)
+        grid.add_row(*(_fitted(cell, width) for cell, width in zip(cells, widths, strict=True)))
+
+
+def _fitted(cell: Text, width: int | None) -> Text:
+    """A name that is too long for its column, folded; sentences and shapes wrap by themselves."""
+    if width is None or len(cell.plain) <= width or " " in cell.plain or "\n" in cell.plain:
+        return cell
+    return Text(folded(cell.plain, width), style=cell.style, spans=cell.spans if not cell.spans else [])
 
 
 def _roomy(screen: Console, columns: list[Column]) -> bool:

@@ -14,7 +14,7 @@ import yaml
 from flowledger import cli
 from flowledger.ledger.reader import Ledger
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture

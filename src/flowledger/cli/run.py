@@ -1,10 +1,9 @@
-"""The front door: one function a verb. The only file that knows every room; each is imported when its verb is called."""
+"""The verb `run`: the reference loop on a configuration, recorded, checked and shown."""
 
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -18,55 +17,7 @@ if TYPE_CHECKING:
     from flowledger.ledger.writer import Writer
     from flowledger.run.loop import StepReport
 
-app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Follow one RL sample through every stage, and keep one ledger of every tensor.",
-)
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="directory of a run")]
-Json = Annotated[bool, typer.Option("--json", help='{"schema": 1, "verb": …, "run": …, "rows": […]}')]
-
-
-class Language(StrEnum):
-    """Languages of explanations."""
-
-    en = "en"
-    zh = "zh"
-
-
-def main() -> None:
-    """Run a verb. Exit codes: 0 fine, 2 bad input (one clear line each), 130 Ctrl-C."""
-    try:
-        code = app(standalone_mode=False)  # typer gives back the code of an Exit, and 130 for Ctrl-C
-    except BadInput as error:
-        _complain(str(error))
-    except (KeyboardInterrupt, typer.Abort):
-        code = 130
-    except BrokenPipeError:  # `flowledger show … | head`
-        sys.stderr.close()
-        sys.exit(0)
-    except Exception as error:
-        if not hasattr(error, "format_message"):  # a click error: unknown option, missing argument
-            raise
-        _complain(error.format_message())
-    if code == 130:
-        print("flowledger: interrupted", file=sys.stderr)
-    if isinstance(code, int) and code:
-        sys.exit(code)
-
-
-def _complain(text: str) -> None:
-    for line in text.splitlines():
-        print(f"flowledger: {line}", file=sys.stderr)
-    sys.exit(2)
-
-
-# ---------------------------------------------------------------------------------------------------------- run
-
-
-@app.command()
 def run(
     config: Annotated[Path, typer.Argument(metavar="CONFIG.yaml")],
     overrides: Annotated[list[str] | None, typer.Argument(metavar="[key=value]…")] = None,
@@ -214,7 +165,7 @@ def _manifest(settings: "RunConfig", name: str, bindings: dict[str, int]) -> Any
         framework=settings.framework,
         framework_version=versions.get("flowledger"),
         versions=versions,
-        mesh=settings.mesh.model_dump(),
+        mesh=settings.mesh.degrees,
         rank_classes={"all": [0]},
         bindings=bindings,
     )
@@ -286,115 +237,3 @@ def _conclude(path: Path, *, tables: bool) -> None:
         except OSError as error:
             screen.print(f"no report: {error.strerror}")
         report.conclude(ledger, screen)
-
-
-# ------------------------------------------------------------------------------------------------------- looking
-
-
-@app.command()
-def show(
-    run: RunArgument,
-    table: Annotated[str, typer.Argument(help="shapes, memory, lifetimes, stages, metrics, samples, log, findings")],
-    step: Annotated[int | None, typer.Option(help="one step")] = None,
-    stage: Annotated[str | None, typer.Option(help="one stage")] = None,
-    wide: Annotated[bool, typer.Option("--wide", help="more columns: mask shape, padding, kind, dtype, bytes")] = False,
-    json: Json = False,
-    csv: Annotated[bool, typer.Option("--csv")] = False,
-) -> None:
-    """Print one table of a run."""
-    from flowledger.ledger.reader import Ledger
-    from flowledger.show import plain, tables, terminal
-
-    with Ledger(run) as ledger:
-        made = tables.table(ledger, table, step=step, stage=stage)
-        _warn_torn(ledger)
-    _one_form(json, csv)
-    if json:
-        print(plain.table_json(made))
-    elif csv:
-        print(plain.table_csv(made), end="")
-    else:
-        terminal.draw(made, terminal.console(), wide=wide)
-
-
-@app.command()
-def sample(
-    run: RunArgument,
-    sample_id: Annotated[str, typer.Argument(metavar="ID")],
-    json: Json = False,
-    csv: Annotated[bool, typer.Option("--csv", help="the token strip")] = False,
-) -> None:
-    """The passport of one sample: every stage it went through, and its tokens."""
-    from flowledger.ledger.reader import Ledger
-    from flowledger.show import passport, plain, terminal
-
-    with Ledger(run) as ledger:
-        made = passport.passport(ledger, sample_id)
-        name = ledger.run
-    if json:
-        print(passport.passport_json(made, name))
-    elif csv:
-        print(plain.as_csv(list(made.tokens[0]) if made.tokens else [], made.tokens), end="")
-    else:
-        passport.draw(made, terminal.console())
-
-
-@app.command()
-def sql(
-    run: RunArgument,
-    statement: Annotated[str, typer.Argument(metavar="SELECT")],
-    json: Json = False,
-    csv: Annotated[bool, typer.Option("--csv")] = False,
-) -> None:
-    """Ask the ledger of a run in SQL (DuckDB)."""
-    from flowledger.ledger.reader import Ledger
-    from flowledger.show import plain, terminal
-
-    with Ledger(run) as ledger:
-        names, values = ledger.query(statement)
-        rows = [dict(zip(names, row, strict=True)) for row in values]
-        _warn_torn(ledger)
-    if json:
-        print(plain.as_json("sql", ledger.run, rows))
-    elif csv:
-        print(plain.as_csv(names, rows), end="")
-    else:
-        terminal.draw_result(names, values, terminal.console())
-
-
-@app.command()
-def explain(
-    name: Annotated[str, typer.Argument(help="a tensor, stage, symbol, memory kind or metric")],
-    lang: Annotated[Language, typer.Option(help="language")] = Language.en,
-    json: Json = False,
-) -> None:
-    """What a word of the flow means: shapes, mask, lifetime, placement, and the bug that goes with it."""
-    from flowledger.show import explain as explanation
-    from flowledger.show import plain
-
-    if json:
-        print(plain.as_json("explain", "", [explanation.explain_rows(name, lang.value)]))
-    else:
-        print(explanation.explain(name, lang.value))
-
-
-@app.command()
-def version() -> None:
-    """Print the version."""
-    from flowledger import __version__
-
-    print(__version__)
-
-
-def _one_form(json: bool, csv: bool) -> None:
-    if json and csv:
-        raise BadInput("--json and --csv: give one of them")
-
-
-def _warn_torn(ledger: Any) -> None:
-    if ledger.torn:
-        print(f"flowledger: {ledger.torn} torn lines left out (a process was killed while writing)", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()

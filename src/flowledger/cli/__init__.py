@@ -1,0 +1,47 @@
+"""The front door: one function a verb, in a file a room. The only place that knows every room; each is imported when its verb
+is called."""
+
+import sys
+
+import typer
+
+from flowledger.cli import look, plan, run
+from flowledger.flow.errors import BadInput
+
+VERBS = (run.run, plan.plan, plan.check, look.show, look.sample, look.sql, look.explain, look.version)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Follow one RL sample through every stage, and keep one ledger of every tensor.",
+)
+for verb in VERBS:
+    app.command()(verb)
+
+
+def main() -> None:
+    """Run a verb. Exit codes: 0 fine, 2 bad input (one clear line each), 130 Ctrl-C."""
+    try:
+        code = app(standalone_mode=False)  # typer gives back the code of an Exit, and 130 for Ctrl-C
+    except BadInput as error:
+        _complain(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except BrokenPipeError:  # `flowledger show … | head`
+        sys.stderr.close()
+        sys.exit(0)
+    except Exception as error:
+        if not hasattr(error, "format_message"):  # a click error: unknown option, missing argument
+            raise
+        _complain(error.format_message())
+    if code == 130:
+        print("flowledger: interrupted", file=sys.stderr)
+    if isinstance(code, int) and code:
+        sys.exit(code)
+
+
+def _complain(text: str) -> None:
+    for line in text.splitlines():
+        print(f"flowledger: {line}", file=sys.stderr)
+    sys.exit(2)

@@ -1,0 +1,5 @@
+"""`python -m flowledger.cli`."""
+
+from flowledger.cli import main
+
+main()

@@ -1,0 +1,117 @@
+"""The verbs that look at a ledger or explain a word: show, sample, sql, explain, version."""
+
+import sys
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from flowledger.cli.options import Json, RunArgument
+from flowledger.flow.errors import BadInput
+
+
+class Language(StrEnum):
+    """Languages of explanations."""
+
+    en = "en"
+    zh = "zh"
+
+
+def show(
+    run: RunArgument,
+    table: Annotated[str, typer.Argument(help="shapes, memory, lifetimes, stages, metrics, samples, log, findings")],
+    step: Annotated[int | None, typer.Option(help="one step")] = None,
+    stage: Annotated[str | None, typer.Option(help="one stage")] = None,
+    wide: Annotated[bool, typer.Option("--wide", help="more columns: mask shape, padding, kind, dtype, bytes")] = False,
+    json: Json = False,
+    csv: Annotated[bool, typer.Option("--csv")] = False,
+) -> None:
+    """Print one table of a run."""
+    from flowledger.ledger.reader import Ledger
+    from flowledger.show import plain, tables, terminal
+
+    with Ledger(run) as ledger:
+        made = tables.table(ledger, table, step=step, stage=stage)
+        _warn_torn(ledger)
+    _one_form(json, csv)
+    if json:
+        print(plain.table_json(made))
+    elif csv:
+        print(plain.table_csv(made), end="")
+    else:
+        terminal.draw(made, terminal.console(), wide=wide)
+
+
+def sample(
+    run: RunArgument,
+    sample_id: Annotated[str, typer.Argument(metavar="ID")],
+    json: Json = False,
+    csv: Annotated[bool, typer.Option("--csv", help="the token strip")] = False,
+) -> None:
+    """The passport of one sample: every stage it went through, and its tokens."""
+    from flowledger.ledger.reader import Ledger
+    from flowledger.show import passport, plain, terminal
+
+    with Ledger(run) as ledger:
+        made = passport.passport(ledger, sample_id)
+        name = ledger.run
+    if json:
+        print(passport.passport_json(made, name))
+    elif csv:
+        print(plain.as_csv(list(made.tokens[0]) if made.tokens else [], made.tokens), end="")
+    else:
+        passport.draw(made, terminal.console())
+
+
+def sql(
+    run: RunArgument,
+    statement: Annotated[str, typer.Argument(metavar="SELECT")],
+    json: Json = False,
+    csv: Annotated[bool, typer.Option("--csv")] = False,
+) -> None:
+    """Ask the ledger of a run in SQL (DuckDB)."""
+    from flowledger.ledger.reader import Ledger
+    from flowledger.show import plain, terminal
+
+    with Ledger(run) as ledger:
+        names, values = ledger.query(statement)
+        rows = [dict(zip(names, row, strict=True)) for row in values]
+        _warn_torn(ledger)
+    if json:
+        print(plain.as_json("sql", ledger.run, rows))
+    elif csv:
+        print(plain.as_csv(names, rows), end="")
+    else:
+        terminal.draw_result(names, values, terminal.console())
+
+
+def explain(
+    name: Annotated[str, typer.Argument(help="a tensor, stage, symbol, memory kind or metric")],
+    lang: Annotated[Language, typer.Option(help="language")] = Language.en,
+    json: Json = False,
+) -> None:
+    """What a word of the flow means: shapes, mask, lifetime, placement, and the bug that goes with it."""
+    from flowledger.show import explain as explanation
+    from flowledger.show import plain
+
+    if json:
+        print(plain.as_json("explain", "", [explanation.explain_rows(name, lang.value)]))
+    else:
+        print(explanation.explain(name, lang.value))
+
+
+def version() -> None:
+    """Print the version."""
+    from flowledger import __version__
+
+    print(__version__)
+
+
+def _one_form(json: bool, csv: bool) -> None:
+    if json and csv:
+        raise BadInput("--json and --csv: give one of them")
+
+
+def _warn_torn(ledger: Any) -> None:
+    if ledger.torn:
+        print(f"flowledger: {ledger.torn} torn lines left out (a process was killed while writing)", file=sys.stderr)

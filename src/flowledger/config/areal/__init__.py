@@ -1,0 +1,1 @@
+"""AReaL: its YAML, turned into a RunConfig."""

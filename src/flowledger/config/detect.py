@@ -1,0 +1,154 @@
+"""Whose configuration is this? Finds the framework of a file or a launch script and hands it to that framework's reader."""
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from flowledger.config import read as own
+from flowledger.config.foreign import Reading
+from flowledger.config.shell.launches import Launched, launches
+from flowledger.config.yaml_text import document, text_of
+from flowledger.flow.errors import BadInput, nearest
+
+READERS = ("verl", "trl", "openrlhf", "slime", "areal", "nemo_rl")  # each has config/<name>/read.py
+FRAMEWORKS = ("flowledger", *READERS)
+
+# A word of a command line -> the framework that it starts. The first that is found anywhere in it wins.
+COMMANDS: tuple[tuple[str, str], ...] = (
+    (r"(^|\.)verl(\.|$)|main_ppo|fully_async_main", "verl"),
+    (r"openrlhf\.|train_ppo_ray", "openrlhf"),
+    (r"(^|/)areal(/|\.|$)", "areal"),
+    (r"(^|/)run_grpo\w*\.py$|nemo_rl", "nemo_rl"),
+    (r"(^|/)train(_async)?\.py$", "slime"),
+    (r"^trl$|grpo|GRPO", "trl"),
+)
+# A key of a YAML file -> its framework, in this order: the first key that is there decides.
+KEYS: tuple[tuple[str, str], ...] = (
+    ("actor_rollout_ref", "verl"),
+    ("grpo", "nemo_rl"),
+    ("gconfig", "areal"),
+    ("allocation_mode", "areal"),
+    ("train_dataset", "areal"),
+    ("num_generations", "trl"),
+    ("per_device_train_batch_size", "trl"),
+    ("rollout", "flowledger"),
+    ("data", "flowledger"),
+    ("model", "flowledger"),
+)
+
+
+def reader(framework: str) -> Callable[..., Reading]:
+    """The `read` of one framework; only that framework's tables and code are loaded."""
+    found: Callable[..., Reading] = import_module(f"flowledger.config.{framework}.read").read
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What a user gave beside the file."""
+
+    overrides: Sequence[str] = ()
+    framework: str | None = None
+    version: str | None = None
+    assume: Mapping[str, str] | None = None
+    script_arguments: Sequence[str] = ()
+    launch: int | None = None  # which command line of a script, from 1
+
+
+def read(source: str, asked: Asked) -> Reading:
+    """The Reading of a configuration file, launch script, or of overrides alone (`verl key=value …`).
+
+    Raises BadInput for a file that no reader takes, with what each would look for.
+    """
+    if asked.framework is not None and asked.framework not in FRAMEWORKS:
+        raise BadInput(
+            f"--framework {asked.framework!r} is none of {', '.join(FRAMEWORKS)}{nearest(asked.framework, FRAMEWORKS)}"
+        )
+    path = Path(source)
+    if source in READERS and not path.exists():
+        return reader(source)(None, asked.overrides, assume=asked.assume or {}, version=asked.version)
+    if _is_script(path):
+        return _script(path, asked)
+    framework = asked.framework or _framework_of(path)
+    if framework == "flowledger":
+        return Reading(config=own.read(path, asked.overrides))
+    return reader(framework)(path, asked.overrides, assume=asked.assume or {}, version=asked.version)
+
+
+def _is_script(path: Path) -> bool:
+    if path.suffix in (".sh", ".bash", ".slurm", ".sbatch"):
+        return True
+    if path.suffix or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return bool(re.match(rb"#!.*\b(ba|z|da)?sh\b", file.readline(200)))
+
+
+def _script(path: Path, asked: Asked) -> Reading:
+    variables = {**os.environ, **(asked.assume or {})}  # as a shell would: `MODEL_PATH=… flowledger plan run.sh`
+    found = [(framework_of(one.argv), one) for one in launches(path, asked.script_arguments, variables)]
+    known = [(asked.framework or framework, one) for framework, one in found if asked.framework or framework]
+    if not known:
+        started = "; ".join(" ".join(one.argv[:4]) for _, one in found[:3]) or "nothing that trains"
+        raise BadInput(
+            f"{path}: starts no training that is known ({started}); name it with --framework {'|'.join(READERS)}"
+        )
+    framework, launched = _chosen(known, asked.launch, path)
+    if framework not in READERS:
+        raise BadInput(f"{path}:{launched.line}: a script cannot start framework {framework!r}")
+    if framework in ("areal", "nemo_rl"):
+        return _from_yaml_flag(path, launched, framework, asked)
+    return reader(framework)(launched, asked.overrides, assume=asked.assume or {}, version=asked.version)
+
+
+def _chosen(known: Sequence[tuple[Any, Launched]], launch: int | None, path: Path) -> tuple[str, Launched]:
+    """The launch asked for, else the last: a script that prepares first, trains last."""
+    if launch is None:
+        return known[-1]
+    if not 1 <= launch <= len(known):
+        raise BadInput(f"{path} starts {len(known)} trainings; --launch {launch} is none of them")
+    return known[launch - 1]
+
+
+def framework_of(argv: Sequence[str]) -> str | None:
+    """The framework a command line starts, or None."""
+    heads = [word for word in argv if not word.startswith("-") and "=" not in word]
+    for pattern, framework in COMMANDS:
+        if any(re.search(pattern, word) for word in heads):
+            return framework
+    return None
+
+
+def _from_yaml_flag(path: Path, launched: Launched, framework: str, asked: Asked) -> Reading:
+    """`python run.py --config x.yaml a.b=c`: the YAML file, with the command line's overrides before the user's."""
+    words = list(launched.argv)
+    at = next((index for index, word in enumerate(words) if word.partition("=")[0] == "--config"), None)
+    if at is None:
+        raise BadInput(f"{path}:{launched.line}: {framework} is started without --config; name the YAML file instead")
+    named = words[at].partition("=")[2] or (words[at + 1] if at + 1 < len(words) else "")
+    overrides = [word for word in words[at + 1 :] if "=" in word and not word.startswith("--")]
+    for file in (path.parent / named, Path(named)):
+        if file.is_file():
+            return reader(framework)(
+                file, [*overrides, *asked.overrides], assume=asked.assume or {}, version=asked.version
+            )
+    raise BadInput(f"{path}:{launched.line}: --config {named}: no such file beside the script or here")
+
+
+def _framework_of(path: Path) -> str:
+    """By the keys at the top of a YAML or JSON file. Raises BadInput where none is known."""
+    value, _, line = document(text_of(path), str(path))
+    keys = {str(key).partition(".")[0] for key in value} if isinstance(value, dict) else set()
+    for key, framework in KEYS:
+        if key in keys:
+            return framework
+    if line is None:
+        return "flowledger"  # its own reader says what an empty file lacks
+    raise BadInput(
+        f"{path}: no framework is recognised by its keys ({', '.join(sorted(keys)[:6]) or 'none'}); "
+        f"name it with --framework {'|'.join(FRAMEWORKS)}"
+    )

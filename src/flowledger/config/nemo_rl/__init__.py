@@ -1,0 +1,1 @@
+"""NeMo-RL: its YAML and what that inherits, turned into a RunConfig."""

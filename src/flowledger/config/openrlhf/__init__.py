@@ -1,0 +1,1 @@
+"""OpenRLHF: its launch flags, turned into a RunConfig."""

@@ -1,0 +1,1 @@
+"""Launch scripts: parsed and expanded as bash would, never executed."""

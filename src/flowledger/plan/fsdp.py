@@ -1,0 +1,46 @@
+"""One optimizer step (or one pass without gradients) on one rank of a single process, DDP, FSDP or ZeRO, in instants.
+
+`timeline` writes down the last micro-batch of a step and the optimizer step; what earlier micro-batches left is there
+from the first instant. Steps later than the first: the optimizer's states exist. Bytes are those of one rank.
+"""
+
+from dataclasses import replace
+
+from flowledger.plan.fsdp_state import persistent, units
+from flowledger.plan.fsdp_write import OPTIMIZER, Write
+from flowledger.plan.job import Job
+from flowledger.plan.timeline import Live, Timeline
+
+
+def timeline(job: Job, *, variant: str = "") -> Timeline:
+    """Everything alive on the device (and, marked, on the host) while this job runs.
+
+    `variant` reads rows of another implementation of the layers first (a framework's own modules, compiled blocks; see
+    tables/activations_hf.toml).
+    """
+    write = Write(job, variant)
+    write.forward()
+    if job.gradients:
+        write.backward()
+        write.step()
+    lives = [*persistent(job, write.units, working=True), *write.finish()]
+    last = write.clock.now
+    return Timeline(tuple(write.clock.names), tuple(_bounded(live, last) for live in lives))
+
+
+def first_step(full: Timeline) -> Timeline:
+    """The same on the first step: moments are made by the optimizer, so they do not exist before its instant."""
+    at = full.instants.index(OPTIMIZER) if OPTIMIZER in full.instants else 0
+    lives = [
+        replace(live, born=at) if live.name == "optimizer_state" and not live.host else live for live in full.lives
+    ]
+    return Timeline(full.instants, tuple(lives))
+
+
+def resting(job: Job) -> tuple[Live, ...]:
+    """What stays between stages: parameters and optimizer states, on the device or (offloaded) on the host."""
+    return tuple(persistent(job, units(job), working=False))
+
+
+def _bounded(live: Live, last: int) -> Live:
+    return live if live.dies <= last or live.persistent else replace(live, dies=last)

@@ -1,0 +1,142 @@
+"""What FSDP and ZeRO gather before a unit computes and reduce after its backward: births and deaths of those buffers.
+
+FSDP2 (torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, torch 2.4 to 2.13): a gather writes one flat buffer,
+copied out into parameters; in forward the flat buffer lives on until the next unit's copy-out, in backward it is
+gathered one unit ahead and freed at its own copy-out. A reduce-scatter's input lives until the next unit's reduce.
+FSDP1 (torch/distributed/fsdp/_runtime_utils.py): the gathered flat parameter is the parameters; one unit is prefetched.
+"""
+
+from dataclasses import dataclass, field
+
+from flowledger.plan.fsdp_state import SHARDED, grad_bytes, grad_itemsize, keeps_unsharded, unsharded_grad_bytes
+from flowledger.plan.fsdp_symbols import computes_in
+from flowledger.plan.fsdp_units import Unit
+from flowledger.plan.job import ITEMSIZE, Job
+from flowledger.plan.timeline import Live
+from flowledger.tables.constants import constant
+
+SOURCE = "torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py"
+
+
+@dataclass(slots=True)
+class Traffic:
+    """The gathers and reductions of one job while its timeline is written."""
+
+    job: Job
+    lives: list[Live] = field(default_factory=list)
+    pending: tuple[int, int, str] | None = None  # bytes, birth and label of the reduce-scatter input that is in flight
+    unsharded: list[tuple[int, int, str]] = field(default_factory=list)  # whole gradients of the unit in backward
+
+    @property
+    def gathers(self) -> bool:
+        return self.job.engine.strategy in SHARDED
+
+    @property
+    def fsdp2(self) -> bool:
+        return self.job.engine.strategy == "fsdp2"
+
+    def bytes_of(self, unit: Unit) -> int:
+        """A whole unit in the compute dtype."""
+        return unit.gathered * computes_in(self.job.engine)
+
+    def add(self, name: str, kind: str, size: int, born: int, dies: int, label: str, formula: str) -> None:
+        if size > 0:
+            self.lives.append(
+                Live(
+                    name=name, kind=kind, bytes=size, born=born, dies=dies, label=label, formula=formula, source=SOURCE
+                )
+            )
+
+    def whole(self, unit: Unit, born: int, dies: int) -> None:
+        """The gathered parameters of a unit, while it computes."""
+        if self.gathers:
+            self.add(
+                "params", "comm_buffer", self.bytes_of(unit), born, dies, f"{unit.name}: gathered parameters",
+                "elements * compute itemsize",
+            )  # fmt: skip
+
+    def flat(self, unit: Unit, born: int, dies: int) -> None:
+        """The gather's own output buffer, before it is copied out."""
+        if self.gathers and self.job.shard > 1 and self.fsdp2:
+            self.add(
+                "comm_buffer", "comm_buffer", self.bytes_of(unit), born, dies, f"{unit.name}: output of the gather",
+                "elements * compute itemsize",
+            )  # fmt: skip
+
+    def ahead(self, unit: Unit, born: int, dies: int) -> None:
+        """A gather that was issued before its unit's turn."""
+        if self.gathers and self.job.shard > 1:
+            self.add(
+                "comm_buffer", "comm_buffer", self.bytes_of(unit), born, dies, f"{unit.name}: gathered ahead",
+                "elements * compute itemsize",
+            )  # fmt: skip
+
+    def gradient(self, unit: Unit, step: str, elements: int, born: int) -> None:
+        """A gradient of whole weights, from the step that makes it to the unit's reduction."""
+        size = elements * computes_in(self.job.engine)
+        if size:
+            self.unsharded.append((size, born, f"{unit.name} {step}: gradient before reduction"))
+
+    def reduce(self, unit: Unit, at: int) -> None:
+        """The unit's reduction: whole gradients die, the reduction's input lives until the next, shards are born."""
+        for size, born, label in self.unsharded:
+            self.add("grads", "grad", size, born, at, label, "elements * compute itemsize")
+        self.unsharded = []
+        self.settle(at - 1)
+        wide = (unit.trained - (unit.away if self.job.engine.lora is None else 0)) * self._reduced_in()
+        if self.fsdp2:
+            self.pending = (wide, at, f"{unit.name}: input of the reduce-scatter")
+        elif self._reduced_in() != computes_in(self.job.engine):
+            self.add("comm_buffer", "comm_buffer", wide, at, at, f"{unit.name}: gradient in the reduce dtype", "elements * reduce itemsize")  # fmt: skip
+        fresh = self._fresh()
+        shard = grad_bytes(self.job, unit)
+        if not fresh:
+            self.add("grads", "grad", shard, at, at, f"{unit.name}: output of the reduce-scatter", "elements / shard")
+
+    def settle(self, at: int) -> None:
+        """The reduce-scatter input in flight is done with."""
+        if self.pending:
+            size, born, label = self.pending
+            self.add("comm_buffer", "comm_buffer", size, born, max(born, at), label, "elements * reduce itemsize")
+            self.pending = None
+
+    def kept(self, unit: Unit, at: int, end: int) -> None:
+        """Gradients that stay until the optimizer step, and whole ones that wait for the last micro-batch."""
+        shard = grad_bytes(self.job, unit)
+        if keeps_unsharded(self.job):
+            self.add("grads", "grad", unsharded_grad_bytes(self.job, unit), 0, at, f"{unit.name}: gradients kept whole", "elements")  # fmt: skip
+        self.add("grads", "grad", shard, at if self._fresh() else 0, end, f"{unit.name}: gradients", "elements / shard")
+
+    def _fresh(self) -> bool:
+        """Whether this micro-batch is the first to leave reduced gradients."""
+        return self.job.micro_batches == 1 or keeps_unsharded(self.job)
+
+    def _reduced_in(self) -> int:
+        engine = self.job.engine
+        return ITEMSIZE[engine.reduce_dtype] if engine.reduce_dtype else computes_in(engine)
+
+
+def buckets(job: Job, trained: int, last: int) -> list[Live]:
+    """Buffers that DDP and DeepSpeed keep beside the gradients.
+
+    DDP's reducer holds every gradient a second time unless `gradient_as_bucket_view` is set (torch
+    nn/parallel/distributed.py; off by default). DeepSpeed gathers gradients in a bucket of 5e8 elements, two of them when
+    it overlaps communication (runtime/zero/stage_1_and_2.py, stage3.py).
+    """
+    size, strategy = grad_itemsize(job), job.engine.strategy
+    if not job.gradients or not trained:
+        return []
+    if strategy == "ddp":
+        return [_buffer(trained * size, last, "gradient buckets of DDP", "elements * itemsize")]
+    if strategy.startswith("zero"):
+        bucket = min(int(constant("zero_bucket_elements")), trained) * computes_in(job.engine)
+        number = int(constant("zero_buckets"))
+        return [_buffer(bucket * number, last, "reduce buckets of DeepSpeed", "min(5e8, elements) * itemsize * 2")]
+    return []
+
+
+def _buffer(size: int, last: int, label: str, formula: str) -> Live:
+    return Live(
+        name="comm_buffer", kind="comm_buffer", bytes=size, born=0, dies=last, label=label, formula=formula,
+        source="torch nn/parallel/distributed.py; DeepSpeed runtime/zero", persistent=True,
+    )  # fmt: skip

@@ -1,0 +1,45 @@
+"""The worst micro-batch of a stage on one data-parallel rank: tokens, samples, and how many there are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from flowledger.config.schema import RunConfig
+from flowledger.plan.lengths import Lengths
+from flowledger.plan.passes import drawn
+from flowledger.plan.roles import Work, longest
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """One micro-batch at its fullest, and the micro-batches of one optimizer step (or of one no-grad pass)."""
+
+    tokens: int  # before cp and sp cut them
+    sequences: int
+    micro_batches: int
+
+
+def load(work: Work, config: RunConfig, dp: int, lengths: Lengths | None, values: Mapping[str, Any]) -> Load:
+    """What one rank has to hold at once. `values`: the names of plan/facts.
+
+    A static micro-batch is full of samples of the greatest length. A dynamic one is, with length statistics, the fullest
+    that drawing them gave; without, it is at least full, and with equally long samples it can exceed the budget by less
+    than one of them (the budget fixes only the *number* of micro-batches, ceil(all tokens / budget)).
+    """
+    prompt = config.data.max_prompt_tokens
+    whole = longest(config) if lengths is None else min(longest(config), lengths.longest(prompt))
+    samples = work.mini_batch_samples or config.samples_per_step
+    rank_samples = max(1, -(-samples // dp))
+    micro = work.micro
+    if not micro.dynamic:
+        each = min(rank_samples, micro.samples or rank_samples)
+        return Load(each * whole, each, -(-rank_samples // each))
+    budget = micro.max_tokens or micro.max_padded_tokens or longest(config)  # of all ranks that share a sequence
+    if lengths is not None:
+        found = drawn(rank_samples, budget, {**values, "dp": dp}, lengths)
+        sequences = max(1, round(found.worst_tokens / lengths.mean(prompt)))
+        return Load(found.worst_tokens, sequences, max(1, round(found.micro_batches)))
+    count = max(1, min(rank_samples, -(-rank_samples * whole // budget)))
+    each = -(-rank_samples // count)
+    tokens = max(each * whole, min(budget, rank_samples * whole))
+    return Load(tokens, max(each, 1), count)

@@ -1,0 +1,184 @@
+"""One plan from end to end: the page to read first. Configuration in, the three ledgers and the findings out."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from flowledger.config.engine import Serving
+from flowledger.config.foreign import Reading
+from flowledger.config.schema import RunConfig
+from flowledger.flow.mesh import mesh as flow_mesh
+from flowledger.ledger.rows import FindingRow, Row, TensorRow
+from flowledger.plan import lifetimes, memory, own_loop, roles, serving, shapes
+from flowledger.plan.bindings import bindings
+from flowledger.plan.chain import Chain, chain
+from flowledger.plan.checks import check
+from flowledger.plan.facts import facts
+from flowledger.plan.job import Job
+from flowledger.plan.lengths import Lengths
+from flowledger.plan.load import Load, load
+from flowledger.plan.memory import Scene, StageMemory
+from flowledger.plan.roles import Work
+from flowledger.plan.serving import Served
+from flowledger.plan.shapes import RankClass, Setting
+from flowledger.plan.timeline import Live
+from flowledger.plan.verdicts import verdicts
+from flowledger.tables.constants import constant
+from flowledger.tables.gpus import Gpu
+from flowledger.tables.models import Architecture
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a configuration comes to. The parts are computed when they are first asked for, and once."""
+
+    reading: Reading
+    architecture: Architecture
+    gpu: Gpu | None
+    lengths: Lengths | None = None
+
+    @property
+    def config(self) -> RunConfig:
+        return self.reading.config
+
+    @cached_property
+    def works(self) -> tuple[Work, ...]:
+        return roles.works(self.config)
+
+    @cached_property
+    def stages(self) -> tuple[str, ...]:
+        return roles.stages(self.config)
+
+    @cached_property
+    def classes(self) -> tuple[RankClass, ...]:
+        """The actor's kinds of ranks."""
+        actor = next(work for work in self.works if work.role == "actor")
+        return roles.classes(actor.engine, self.architecture, roles.world(self.config))
+
+    @cached_property
+    def loads(self) -> Mapping[str, Load]:
+        """Stage -> its worst micro-batch."""
+        values = facts(self.config, self.architecture, self.lengths).values
+        return {work.stage: load(work, self.config, self.dp(work), self.lengths, values) for work in self.works}
+
+    def dp(self, work: Work) -> int:
+        """Data-parallel degree of the model at work."""
+        mesh = work.engine.mesh or self.config.mesh
+        return max(1, roles.world(self.config) // mesh.model)
+
+    @cached_property
+    def chain(self) -> Chain:
+        """From prompts to optimizer steps."""
+        return chain(self.config, self.architecture, self.lengths)
+
+    @cached_property
+    def findings(self) -> list[FindingRow]:
+        """What the rules say, and what the memory ledger means."""
+        rules = check(self.config, self.architecture, self.lengths)
+        return [*rules, *verdicts(self.config, self.architecture, self.serving, self.served, self.memory)]
+
+    @cached_property
+    def jobs(self) -> Mapping[tuple[str, str], tuple[Work, Job]]:
+        """(stage, rank class) -> the model at work there."""
+        return {
+            (work.stage, ranks.name): (work, self._job(work, index))
+            for work in self.works
+            for index, ranks in enumerate(self.classes)
+        }
+
+    def _job(self, work: Work, index: int) -> Job:
+        one = self.loads[work.stage]
+        mesh = work.engine.mesh or self.config.mesh
+        return roles.job(
+            work, self.config, self.architecture, tokens=one.tokens, sequences=one.sequences,
+            micro_batches=one.micro_batches, pp_rank=min(index, mesh.pp - 1),
+        )  # fmt: skip
+
+    @cached_property
+    def limit(self) -> int | None:
+        """Bytes of one device, as asked for or as its driver reports."""
+        return self.config.memory.limit_bytes or (self.gpu.memory_bytes if self.gpu else None)
+
+    @cached_property
+    def served(self) -> Served:
+        """One rank of the inference engine, with the trainer's models resting beside it where it is colocated."""
+        resting, asked = 0, self.serving
+        if asked.colocated:
+            scene = replace(self._scene(None), batch={})
+            resting = sum(
+                live.total for live in memory.resting(scene, "rollout", self.classes[0], memory.LATER) if not live.host
+            )
+        device = self.limit or round(constant("device_without_name"))
+        shared = self.config.rollout.weights == "shared"
+        return serving.engine(self.architecture, asked, device_bytes=device, resident_bytes=resting, shared=shared)
+
+    @property
+    def serving(self) -> Serving:
+        """The inference engine as configured; flowledger's own loop has one of its own."""
+        own = self.config.framework == "flowledger"
+        return own_loop.serving(self.config) if own else self.config.rollout.serving
+
+    @cached_property
+    def memory(self) -> list[StageMemory]:
+        """The memory ledger."""
+        served = self.served if self.serving.colocated else None
+        return memory.ledger(self._scene(served), self.classes, self.stages)
+
+    def _scene(self, served: Served | None) -> Scene:
+        return Scene(
+            config=self.config, architecture=self.architecture, jobs=self.jobs, serving=self.serving, served=served,
+            limit=self.limit,
+            batch=self._batch,
+        )  # fmt: skip
+
+    @cached_property
+    def _batch(self) -> Mapping[str, tuple[Live, ...]]:
+        """Data tensors of the whole step: on the device in flowledger's own loop, in the driver's host memory elsewhere."""
+        own = self.config.framework == "flowledger"
+        return memory.batch_lives(self.shapes, self.stages, on_host=not own, held=own)
+
+    @cached_property
+    def setting(self) -> Setting:
+        actor = next(work for work in self.works if work.stage == "update_actor")
+        degrees = (actor.engine.mesh or self.config.mesh).degrees
+        degrees = {axis: degree for axis, degree in degrees.items() if axis != "ep"} | {"dp": self.dp(actor)}
+        tokens = self.loads["update_actor"].tokens
+        return Setting(
+            stages=self.stages, bindings=bindings(self.config, self.architecture, self.dp(actor), tokens),
+            mesh=flow_mesh(**degrees), dtypes=self._dtypes(), packed=actor.engine.packed,
+            unused=roles.unused(self.config),
+        )  # fmt: skip
+
+    def _dtypes(self) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for work in self.works:
+            found[work.role] = work.engine.compute_dtype or work.engine.param_dtype
+            found[f"param/{work.role}"] = work.engine.param_dtype
+        found["rollout"] = self.config.rollout.serving.dtype or found["actor"]
+        return found
+
+    @cached_property
+    def shapes(self) -> list[TensorRow]:
+        """The shape ledger."""
+        return shapes.shapes(self.setting, self.classes)
+
+    @cached_property
+    def fates(self) -> list[dict[str, Any]]:
+        """The lifetime table."""
+        return lifetimes.lifetimes(self.shapes, self.stages)
+
+    @property
+    def worst(self) -> StageMemory:
+        """The stage and kind of rank that come closest to the limit."""
+        return memory.worst(self.memory)
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the engine starts and every stage stays within the device; None where no device was named."""
+        return None if self.limit is None else self.served.fits and all((one.free or 0) >= 0 for one in self.memory)
+
+    def rows(self) -> Sequence[Row]:
+        """Everything as rows of the ledger."""
+        events = lifetimes.storages(self.shapes, self.fates)
+        return [*self.shapes, *events, *memory.rows(self.memory), *self.findings]

@@ -1,0 +1,57 @@
+"""What a plan is about: the sizes of its model and the figures of its device, by name or from a file."""
+
+from pathlib import Path
+
+from flowledger.config.model_file import read_model
+from flowledger.config.schema import RunConfig
+from flowledger.config.slime import engine as slime_engine
+from flowledger.flow.errors import BadInput, nearest
+from flowledger.tables.gpus import Gpu, gpu
+from flowledger.tables.models import Architecture, find, models
+
+TINY_VOCAB = 264  # 256 bytes and 8 special tokens: the tokenizer that comes with `model.path: tiny`
+
+
+def architecture_of(config: RunConfig, model: str | None) -> Architecture:
+    """The sizes of the policy: `model` where given (a name of the catalogue, a config.json, a directory), else `model.path`.
+
+    Raises BadInput with the nearest names of the catalogue.
+    """
+    if model is None and config.model.path == "tiny" and config.framework == "flowledger":
+        return _tiny(config)
+    own = slime_engine.architecture_of(config.raw) if model is None and config.framework == "slime" else None
+    if own is not None:
+        return own  # Megatron's flags say the sizes
+    named = model or config.model.path
+    if (found := find(named)) is not None:
+        return found
+    if _is_there(named):
+        return read_model(Path(named).expanduser())
+    source = "--model" if model else f"model.path ({config.source_of('model.path')})"
+    last = named.rstrip("/").rpartition("/")[2]
+    raise BadInput(
+        f"{source} = {named!r}: no such model in the catalogue, and no such file{nearest(last, models())}; "
+        "give --model NAME or --model path/to/config.json"
+    )
+
+
+def device_of(name: str | None, config: RunConfig) -> Gpu | None:
+    """The device asked for, else the configuration's own; None for a CPU. Raises BadInput with the nearest names."""
+    named = name or config.hardware.gpu
+    return None if named is None or named == "cpu" else gpu(named)
+
+
+def _is_there(path: str) -> bool:
+    try:
+        return Path(path).expanduser().exists()
+    except (OSError, RuntimeError):
+        return False
+
+
+def _tiny(config: RunConfig) -> Architecture:
+    sizes = config.model.tiny
+    return Architecture(
+        name="tiny", layers=sizes.layers, hidden=sizes.hidden_size, heads=sizes.heads, kv_heads=sizes.kv_heads,
+        head_dim=sizes.hidden_size // sizes.heads, ffn=sizes.ffn_size, vocab=TINY_VOCAB, tied=True,
+        source="model.tiny of the configuration",
+    )  # fmt: skip

@@ -1,0 +1,92 @@
+"""What the memory ledger means for a launch, as findings beside those of the rules: does it fit, does the engine start."""
+
+from collections.abc import Iterator
+
+from flowledger.config.engine import Serving
+from flowledger.config.schema import RunConfig
+from flowledger.ledger.rows import FindingRow
+from flowledger.plan import kv_cache
+from flowledger.plan.memory import FIRST, StageMemory
+from flowledger.plan.roles import longest
+from flowledger.plan.serving import Served
+from flowledger.tables.models import Architecture
+
+GIB = 2**30
+FIRES = {
+    "rollout": "first_rollout",
+    "weight_sync": "first_update",
+    "update_actor": "first_update",
+    "update_critic": "first_update",
+}
+IN_PROCESS = ("flowledger", "hf")
+
+
+def verdicts(
+    config: RunConfig, architecture: Architecture, serving: Serving, served: Served, stages: list[StageMemory]
+) -> Iterator[FindingRow]:
+    """A finding for the engine, for each stage that does not fit, and for a KV pool that makes samples wait."""
+    if not stages or stages[0].limit is None:
+        yield FindingRow(
+            id="memory.fits", scope="plan", order="oom", verdict="skipped", needs=["gpu"],
+            message="whether it fits was not checked: no device is named (an engine's pool is then that of 80 GiB)", next_step="name one with --gpu",
+        )  # fmt: skip
+        return
+    yield _engine(served)
+    over = [one for one in _fullest(stages) if (one.free or 0) < 0]
+    yield from (_over(one) for one in over)
+    if not over:
+        yield FindingRow(
+            id="memory.fits", scope="plan", order="oom", verdict="pass", message="every stage fits the device"
+        )
+    if serving.engine not in IN_PROCESS and served.kv_pool:
+        yield _waiting(config, architecture, serving, served)
+
+
+def _engine(served: Served) -> FindingRow:
+    if served.fits:
+        message = f"the inference engine starts with {served.kv_pool / GIB:.1f} GiB for keys and values"
+        return FindingRow(id="memory.engine", scope="plan", order="oom", verdict="pass", message=message)
+    return FindingRow(
+        id="memory.engine", scope="plan", order="oom", verdict="fail", severity="error", fires_at="worker_start",
+        message=f"the inference engine cannot start: {served.reason}",
+        next_step="shard it over more GPUs, give it a larger share, or offload what rests beside it",
+    )  # fmt: skip
+
+
+def _fullest(stages: list[StageMemory]) -> list[StageMemory]:
+    """Each stage once: on the rank class and step where least is free."""
+    found: dict[str, StageMemory] = {}
+    for one in stages:
+        if one.stage not in found or (one.free or 0) < (found[one.stage].free or 0):
+            found[one.stage] = one
+    return list(found.values())
+
+
+def _over(one: StageMemory) -> FindingRow:
+    need, limit = max(one.reserved, one.peak.bytes), one.limit or 0
+    largest = next(iter(one.peak.by_kind().items()))
+    where = "" if one.ranks.name == "all" else f" on {one.ranks.name}"
+    return FindingRow(
+        id="memory.fits", scope="plan", order="oom", verdict="fail", severity="error", stage=one.stage, role=one.role,
+        step=one.step, fires_at="first_update" if one.step == FIRST else FIRES.get(one.stage, "first_update"),
+        message=f"{one.stage}{where} needs {need / GIB:.1f} GiB at {one.peak.instant} and the device has {limit / GIB:.1f} GiB; "
+        f"most of it is {largest[0]}, {largest[1] / GIB:.1f} GiB",
+        next_step="--advise ranks single changes by what they save",
+    )  # fmt: skip
+
+
+def _waiting(config: RunConfig, architecture: Architecture, serving: Serving, served: Served) -> FindingRow:
+    """Whether the pool holds as many full-length samples as the engine would run at once."""
+    whole = longest(config)
+    replicas = max(1, (serving.gpus or config.hardware.world) // (serving.mesh.tp * serving.mesh.dp * serving.mesh.pp))
+    wanted = -(-config.samples_per_step // replicas)
+    wanted = min(wanted, serving.max_running or wanted)
+    holds = kv_cache.capacity(architecture, serving, served.kv_pool, tokens=whole)
+    enough = holds >= wanted
+    message = f"the KV pool holds {holds} samples of {whole} tokens; up to {wanted} would run at once on a replica"
+    return FindingRow(
+        id="memory.kv_pool", scope="plan", order="oom", verdict="pass" if enough else "warn",
+        severity="info" if enough else "warning", stage="rollout", fires_at="long_sample",
+        message=message if enough else f"{message}: the others wait or are preempted",
+        next_step=None if enough else "a larger share of the device, more tensor parallelism, or shorter responses",
+    )  # fmt: skip

@@ -1,0 +1,86 @@
+"""The fullest micro-batch of a rank: by hand, and by packing every set of samples there is."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowledger.config.schema import MicroBatch
+from flowledger.plan.facts import facts
+from flowledger.plan.lengths import parse
+from flowledger.plan.load import Load, load
+from flowledger.plan.roles import Work, works
+from flowledger.plan.whatif import changed
+from tests.plan.conftest import planned
+
+TINY = planned("tiny.yaml")  # prompts of 32, responses of 16 tokens; 4 prompts * 4 samples; mini-batches of 8
+FSDP = planned("verl_qwen3_8b_fsdp.sh", gpu="h100-80g")  # 9216 tokens at most; mini-batches of 64 a rank; budget 18432
+
+
+def update(plan: object = TINY) -> Work:
+    return next(one for one in works(plan.config) if one.stage == "update_actor")  # type: ignore[attr-defined]
+
+
+def loaded(micro: MicroBatch, dp: int = 1) -> Load:
+    config = changed(TINY.config, "actor.micro_batch", micro)
+    work = next(one for one in works(config) if one.stage == "update_actor")
+    return load(work, config, dp, None, {})
+
+
+@pytest.mark.parametrize(
+    ("micro", "dp", "due"),
+    [
+        (MicroBatch(samples=4), 1, Load(4 * 48, 4, 2)),
+        (MicroBatch(samples=3), 1, Load(3 * 48, 3, 3)),  # 8 samples in micro-batches of 3: 3, 3, 2
+        (MicroBatch(samples=64), 1, Load(8 * 48, 8, 1)),
+        (MicroBatch(samples=4), 4, Load(2 * 48, 2, 1)),
+        (MicroBatch(max_tokens=100), 1, Load(2 * 48, 2, 4)),  # ceil(384 / 100) = 4 micro-batches: 2 samples each
+        (MicroBatch(max_tokens=48 * 8), 1, Load(8 * 48, 8, 1)),
+        (MicroBatch(max_tokens=10), 1, Load(48, 1, 8)),  # a sample is never cut
+    ],
+)
+def test_by_hand(micro: MicroBatch, dp: int, due: Load) -> None:
+    found = loaded(micro, dp)
+    assert (found.sequences, found.micro_batches) == (due.sequences, due.micro_batches)
+    assert due.tokens <= found.tokens <= max(due.tokens, micro.max_tokens or 0)
+
+
+def test_a_static_one_is_full_of_the_longest_samples() -> None:
+    assert {stage: one.tokens for stage, one in TINY.loads.items()} == dict.fromkeys(
+        ("old_log_prob", "update_actor", "ref_log_prob"), 4 * 48
+    )
+
+
+def test_a_dynamic_budget_counts_for_a_whole_context_parallel_group() -> None:
+    """verl multiplies ppo_max_token_len_per_gpu by the sequence-parallel degree before it cuts micro-batches."""
+    assert FSDP.loads["update_actor"] == Load(18432, 2, 32)
+    megatron = planned("verl_qwen3_235b_megatron.sh", gpu="h100-80g")
+    assert megatron.loads["update_actor"].tokens == 2 * 18432  # cp = 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(budget=st.integers(1, 800), dp=st.sampled_from([1, 2, 4, 8]))
+def test_equally_long_samples_are_packed_no_worse_than_planned(budget: int, dp: int) -> None:
+    """verl: ceil(tokens / budget) micro-batches, samples as even as they go. The fullest of them has the planned tokens."""
+    whole, samples = 48, max(1, -(-8 // dp))
+    count = min(samples, -(-samples * whole // budget))
+    cuts = [round(index * samples / count) for index in range(count + 1)]
+    fullest = max(b - a for a, b in pairwise(cuts)) * whole
+    found = loaded(MicroBatch(max_tokens=budget), dp)
+    assert found.micro_batches == count
+    assert fullest <= found.tokens <= max(fullest, min(budget, samples * whole))
+    assert found.sequences * whole >= fullest
+
+
+def test_real_lengths_never_make_a_fuller_one_than_the_limits() -> None:
+    for spec in ("p50=300,max=900", "p50=900,p99=7000,max=8192", "p50=8192,max=8192"):
+        lengths = parse(spec)
+        plan = planned("verl_qwen3_8b_fsdp.sh", gpu="h100-80g", lengths=spec)
+        values = facts(plan.config, plan.architecture, lengths).values
+        found = load(update(plan), plan.config, 8, lengths, values)
+        assert found == plan.loads["update_actor"]
+        assert found.tokens <= 18432 + 9216
+        assert found.micro_batches <= 32
+    short = planned("verl_qwen3_8b_fsdp.sh", gpu="h100-80g", lengths="p50=300,max=900").loads["update_actor"]
+    assert short.micro_batches < 32 / 3 and short.sequences > 2
