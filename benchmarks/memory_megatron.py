@@ -24,9 +24,9 @@ from megatron_rows import arguments, environment
 
 from flowledger.config.megatron_args import architecture_of, engine_of, number, plain
 from flowledger.flow.errors import BadInput
-from flowledger.plan import megatron
 from flowledger.plan.job import Job
-from flowledger.plan.megatron_flags import MegatronFlags, flags_of
+from flowledger.plan.megatron import timeline as megatron
+from flowledger.plan.megatron.flags import MegatronFlags, flags_of
 from flowledger.plan.timeline import BLOCK
 
 FIGURES = ("steady", "first", "peak")

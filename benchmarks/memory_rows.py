@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowledger.config.engine import Engine, Logits, Lora, Mesh, Offload, Optimizer, Recompute
-from flowledger.plan.fsdp_adapters import adapters
-from flowledger.plan.fsdp_state import units
+from flowledger.plan.fsdp.adapters import adapters
+from flowledger.plan.fsdp.state import units
 from flowledger.plan.job import Job
 from flowledger.plan.weights import count, weights
 from flowledger.tables.constants import constant

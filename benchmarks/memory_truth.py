@@ -27,7 +27,7 @@ from benchmarks.memory_rows import Run, Skip, run_of
 
 from benchmarks import memory_engines, memory_megatron
 from flowledger.flow.errors import BadInput
-from flowledger.plan import fsdp
+from flowledger.plan.fsdp import timeline as fsdp
 from flowledger.plan.reserved import reserved
 from flowledger.plan.timeline import BLOCK, Timeline
 from flowledger.tables import constants as constant_table

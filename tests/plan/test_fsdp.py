@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowledger.config.engine import Engine, Lora, Offload, Optimizer, Recompute
-from flowledger.plan import fsdp
+from flowledger.plan.fsdp import timeline as fsdp
 from flowledger.plan.job import Job
 from flowledger.plan.timeline import Timeline
 from flowledger.plan.weights import count

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from flowledger.config.engine import Engine, Logits, Recompute
-from flowledger.plan import fsdp
+from flowledger.plan.fsdp import timeline as fsdp
 from flowledger.plan.job import Job
 from flowledger.plan.timeline import Timeline
 from flowledger.run import forward

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from flowledger.config.engine import Engine, Optimizer, Recompute
-from flowledger.plan import fsdp
+from flowledger.plan.fsdp import timeline as fsdp
 from flowledger.plan.job import Job
 from flowledger.plan.timeline import Timeline
 from flowledger.tables.models import Architecture

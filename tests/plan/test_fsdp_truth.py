@@ -10,8 +10,8 @@ import transformers
 
 from flowledger.config.engine import Engine, Optimizer, Recompute
 from flowledger.config.model_file import read_model
-from flowledger.plan import fsdp
-from flowledger.plan.fsdp_layers import Pass, decoder_layer, forward
+from flowledger.plan.fsdp import timeline as fsdp
+from flowledger.plan.fsdp.layers import Pass, decoder_layer, forward
 from flowledger.plan.job import Job
 from flowledger.plan.timeline import Clock, Timeline
 from flowledger.tables.models import Architecture

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from flowledger.config.engine import Engine, Logits, Lora, Mesh, Offload, Recompute
-from flowledger.plan import megatron
 from flowledger.plan.job import Job
+from flowledger.plan.megatron import timeline as megatron
 from flowledger.plan.timeline import Timeline
 from flowledger.tables.models import architecture
 

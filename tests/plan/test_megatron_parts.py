@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 
 from flowledger.config.engine import Engine, Mesh
 from flowledger.plan.job import Job
-from flowledger.plan.megatron_allocator import SMALL, unsplit
-from flowledger.plan.megatron_flags import MegatronFlags
-from flowledger.plan.megatron_layers import saved
-from flowledger.plan.megatron_pipeline import in_flight
-from flowledger.plan.megatron_rank import rank_of
-from flowledger.plan.megatron_state import cublas_workspace, linear_shapes
+from flowledger.plan.megatron.allocator import SMALL, unsplit
+from flowledger.plan.megatron.flags import MegatronFlags
+from flowledger.plan.megatron.layers import saved
+from flowledger.plan.megatron.pipeline import in_flight
+from flowledger.plan.megatron.rank import rank_of
+from flowledger.plan.megatron.state import cublas_workspace, linear_shapes
 from flowledger.plan.saved import total
 from flowledger.tables.models import Architecture
 

@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowledger.config.engine import Engine
-from flowledger.plan import fsdp
 from flowledger.plan.allocator import MIB, Pool
+from flowledger.plan.fsdp import timeline as fsdp
 from flowledger.plan.job import Job
 from flowledger.plan.reserved import replay, reserved
 from flowledger.plan.timeline import BLOCK, Live, Timeline

@@ -15,9 +15,9 @@ from flowledger.config.engine import Engine, Logits, Mesh, Optimizer, Recompute
 from flowledger.flow.errors import BadInput
 from flowledger.flow.kinds import KINDS
 from flowledger.plan.job import Job
-from flowledger.plan.trace import AGREES, Traced, closed, compare_with, run, trace
-from flowledger.plan.trace_model import build
-from flowledger.plan.trace_storages import Storages
+from flowledger.plan.trace.compare import AGREES, Traced, closed, compare_with, run, trace
+from flowledger.plan.trace.model import build
+from flowledger.plan.trace.storages import Storages
 from flowledger.tables.models import Architecture, architecture
 
 FULL = Recompute(granularity="full")
@@ -227,7 +227,7 @@ def test_nothing_is_left_behind() -> None:
 def test_a_process_that_traced_ends_quietly() -> None:
     code = (
         "from flowledger.config.engine import Engine\nfrom flowledger.plan.job import Job\n"
-        "from flowledger.plan.trace import trace\nfrom flowledger.tables.models import Architecture\n"
+        "from flowledger.plan.trace.compare import trace\nfrom flowledger.tables.models import Architecture\n"
         f"tiny = {TINY!r}\n"
         "engine = Engine(strategy='fsdp2', param_dtype='bfloat16', attention='sdpa')\n"
         "job = Job(architecture=tiny, engine=engine, world=8, sequences=1, tokens=64, longest=64)\n"

@@ -133,7 +133,7 @@ def _read(
 def _traced(made: "Plan", model: str | None) -> list[dict[str, Any]]:
     """The second depth, which needs torch and transformers; a model by path is traced from its own config.json."""
     try:
-        from flowledger.plan.trace import compare_with
+        from flowledger.plan.trace.compare import compare_with
     except ImportError as error:
         raise BadInput(
             f'--trace needs torch and transformers ({error.name} is missing); pip install "flowledger[run]"'

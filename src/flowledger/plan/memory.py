@@ -15,8 +15,10 @@ from flowledger.flow.kinds import KINDS
 from flowledger.flow.stages import order
 from flowledger.flow.stages import stage as flow_stage
 from flowledger.ledger.rows import MemoryRow, TensorRow
-from flowledger.plan import fsdp, megatron, weight_sync
+from flowledger.plan import weight_sync
+from flowledger.plan.fsdp import timeline as fsdp
 from flowledger.plan.job import Job
+from flowledger.plan.megatron import timeline as megatron
 from flowledger.plan.reserved import reserved
 from flowledger.plan.roles import Work
 from flowledger.plan.serving import Served

@@ -1,11 +1,11 @@
 """The forward pass of one micro-batch in instants: embedding, layers, final norm, head and loss."""
 
-from flowledger.plan.fsdp_layers import Layer, Pass, decoder_layer, forward
-from flowledger.plan.fsdp_state import units
-from flowledger.plan.fsdp_steps import Step
-from flowledger.plan.fsdp_symbols import computes_in, is_packed_loop, stream_in
-from flowledger.plan.fsdp_traffic import Traffic
-from flowledger.plan.fsdp_units import Unit, is_first, is_last, layer_units, outer_units
+from flowledger.plan.fsdp.layers import Layer, Pass, decoder_layer, forward
+from flowledger.plan.fsdp.state import units
+from flowledger.plan.fsdp.steps import Step
+from flowledger.plan.fsdp.symbols import computes_in, is_packed_loop, stream_in
+from flowledger.plan.fsdp.traffic import Traffic
+from flowledger.plan.fsdp.units import Unit, is_first, is_last, layer_units, outer_units
 from flowledger.plan.job import Job
 from flowledger.plan.logits import logits_lives
 from flowledger.plan.timeline import Clock

@@ -17,7 +17,6 @@ from torch.utils._pytree import tree_leaves
 from flowledger.flow.kinds import classify
 from flowledger.flow.seams import replaced
 
-PLAIN = (Tensor, torch.nn.Parameter)
 ADD = torch.ops.aten.add.Tensor
 DEVICE = torch.ops.prim.device.default
 PROPAGATION = "torch.distributed.tensor._sharding_prop:ShardingPropagator"
@@ -54,7 +53,8 @@ class Storages(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch lea
         result = func(*args, **(kwargs or {}))
         if not self._asleep:
             collective = "c10d" in func.namespace or func.namespace == "fsdp"
-            for value in tree_leaves((result, kwargs["out"]) if kwargs and "out" in kwargs else result):
+            given = (result, kwargs["out"]) if kwargs and "out" in kwargs else result
+            for value in (given,) if isinstance(given, Tensor) else tree_leaves(given):
                 if isinstance(value, Tensor):
                     self.see(value, *(("collective",) if collective else ()))
         return result

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from flowledger.plan.fsdp_symbols import computes_in
+from flowledger.plan.fsdp.symbols import computes_in
 from flowledger.plan.job import ITEMSIZE, Job
 from flowledger.plan.weight import Weight
 from flowledger.plan.weights import local_numel

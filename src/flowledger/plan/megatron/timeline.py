@@ -8,14 +8,14 @@ what only a finished step leaves behind; `resting` what stays between stages.
 from dataclasses import replace
 
 from flowledger.plan.job import Job
-from flowledger.plan.megatron_allocator import unsplit
-from flowledger.plan.megatron_encoder import encoder_lives
-from flowledger.plan.megatron_flags import MegatronFlags
-from flowledger.plan.megatron_head import final_norm, head_lives, mtp_lives
-from flowledger.plan.megatron_layers import backward, checkpoints, halves, layer_bytes, saved, unit
-from flowledger.plan.megatron_pipeline import in_flight
-from flowledger.plan.megatron_rank import Rank, rank_of
-from flowledger.plan.megatron_state import (
+from flowledger.plan.megatron.allocator import unsplit
+from flowledger.plan.megatron.encoder import encoder_lives
+from flowledger.plan.megatron.flags import MegatronFlags
+from flowledger.plan.megatron.head import final_norm, head_lives, mtp_lives
+from flowledger.plan.megatron.layers import backward, checkpoints, halves, layer_bytes, saved, unit
+from flowledger.plan.megatron.pipeline import in_flight
+from flowledger.plan.megatron.rank import Rank, rank_of
+from flowledger.plan.megatron.state import (
     BACKWARD_WORKSPACE,
     KEPT_INPUTS,
     MOMENTS,

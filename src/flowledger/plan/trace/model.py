@@ -20,8 +20,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from flowledger.flow.errors import BadInput
 from flowledger.flow.seams import replaced
 from flowledger.plan.job import Job
-from flowledger.plan.trace_attention import attention_of
-from flowledger.plan.trace_loss import Loss
+from flowledger.plan.trace.attention import attention_of
+from flowledger.plan.trace.loss import Loss
 from flowledger.tables.models import Architecture
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

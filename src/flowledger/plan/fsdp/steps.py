@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 
-from flowledger.plan.fsdp_symbols import GATED, kernels
+from flowledger.plan.fsdp.symbols import GATED, kernels
 from flowledger.plan.job import Job
 from flowledger.plan.saved import Kept, kept, rows
 

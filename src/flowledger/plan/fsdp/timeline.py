@@ -6,8 +6,8 @@ from the first instant. Steps later than the first: the optimizer's states exist
 
 from dataclasses import replace
 
-from flowledger.plan.fsdp_state import persistent, units
-from flowledger.plan.fsdp_write import OPTIMIZER, Write
+from flowledger.plan.fsdp.state import persistent, units
+from flowledger.plan.fsdp.write import OPTIMIZER, Write
 from flowledger.plan.job import Job
 from flowledger.plan.timeline import Live, Timeline
 

@@ -1,6 +1,6 @@
 """Activations of the layers of one rank: what one micro-batch leaves behind in each, and what backward needs beside."""
 
-from flowledger.plan.megatron_rank import Rank
+from flowledger.plan.megatron.rank import Rank
 from flowledger.plan.saved import Kept, kept, total
 
 TABLE = "te"  # both implementations keep the same tensors; rows of `local` come on top

@@ -8,7 +8,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
-from flowledger.plan.fsdp_symbols import is_packed_loop
+from flowledger.plan.fsdp.symbols import is_packed_loop
 from flowledger.plan.job import Job
 
 SEGMENTS, KERNEL = "traced_segments", "traced_kernel"  # a name with `flash` in it is looked up on the hub

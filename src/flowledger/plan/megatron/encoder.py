@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from flowledger.plan.megatron_layers import saved
-from flowledger.plan.megatron_rank import Rank, rank_of
+from flowledger.plan.megatron.layers import saved
+from flowledger.plan.megatron.rank import Rank, rank_of
 from flowledger.plan.saved import kept, total
 from flowledger.plan.timeline import Live
 

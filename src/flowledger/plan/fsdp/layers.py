@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from flowledger.plan.fsdp_adapters import (
+from flowledger.plan.fsdp.adapters import (
     STEP_OF,
     Adapter,
     adapters,
@@ -11,8 +11,8 @@ from flowledger.plan.fsdp_adapters import (
     saved_bytes,
     shares_input,
 )
-from flowledger.plan.fsdp_steps import Step, kept_by, steps
-from flowledger.plan.fsdp_symbols import flags, keeps_stream, stream_in, symbols
+from flowledger.plan.fsdp.steps import Step, kept_by, steps
+from flowledger.plan.fsdp.symbols import flags, keeps_stream, stream_in, symbols
 from flowledger.plan.job import Job
 from flowledger.plan.saved import Kept
 from flowledger.plan.timeline import Clock, Live

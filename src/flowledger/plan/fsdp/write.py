@@ -1,12 +1,12 @@
 """The backward pass of one micro-batch and the optimizer step in instants, after the forward pass was written."""
 
-from flowledger.plan.fsdp_forward import Forward
-from flowledger.plan.fsdp_layers import backward, forward
-from flowledger.plan.fsdp_sac import kept_outputs
-from flowledger.plan.fsdp_state import SHARDED, SPLITS_GRADS, grad_itemsize, step_temporary_bytes
-from flowledger.plan.fsdp_symbols import computes_in, is_autocast
-from flowledger.plan.fsdp_traffic import buckets
-from flowledger.plan.fsdp_units import Unit, gradient_shares, is_first, is_last
+from flowledger.plan.fsdp.forward import Forward
+from flowledger.plan.fsdp.layers import backward, forward
+from flowledger.plan.fsdp.sac import kept_outputs
+from flowledger.plan.fsdp.state import SHARDED, SPLITS_GRADS, grad_itemsize, step_temporary_bytes
+from flowledger.plan.fsdp.symbols import computes_in, is_autocast
+from flowledger.plan.fsdp.traffic import buckets
+from flowledger.plan.fsdp.units import Unit, gradient_shares, is_first, is_last
 from flowledger.plan.timeline import Live
 
 OPTIMIZER = "optimizer/step"

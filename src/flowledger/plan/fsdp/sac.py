@@ -1,6 +1,6 @@
 """Selective checkpoints that keep the outputs of chosen operators instead of whole layers."""
 
-from flowledger.plan.fsdp_layers import Pass
+from flowledger.plan.fsdp.layers import Pass
 from flowledger.plan.saved import Kept, kept
 
 

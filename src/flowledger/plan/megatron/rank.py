@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-from flowledger.plan.fsdp_adapters import adapters
+from flowledger.plan.fsdp.adapters import adapters
 from flowledger.plan.job import ITEMSIZE, Job
-from flowledger.plan.megatron_flags import MegatronFlags
+from flowledger.plan.megatron.flags import MegatronFlags
 from flowledger.plan.saved import Kept
 from flowledger.plan.weights import Weight, local_numel, stage_layers, weights
 from flowledger.tables.models import Linear

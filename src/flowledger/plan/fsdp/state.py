@@ -6,9 +6,9 @@ nothing. Sources: torch.distributed.fsdp, DeepSpeed runtime/zero, Rajbhandari et
 
 from math import ceil
 
-from flowledger.plan.fsdp_adapters import itemsize as adapter_itemsize
-from flowledger.plan.fsdp_symbols import computes_in
-from flowledger.plan.fsdp_units import Unit, layer_units, outer_units
+from flowledger.plan.fsdp.adapters import itemsize as adapter_itemsize
+from flowledger.plan.fsdp.symbols import computes_in
+from flowledger.plan.fsdp.units import Unit, layer_units, outer_units
 from flowledger.plan.job import ITEMSIZE, Job
 from flowledger.plan.timeline import Live
 from flowledger.tables.constants import constant

@@ -8,9 +8,9 @@ FSDP1 (torch/distributed/fsdp/_runtime_utils.py): the gathered flat parameter is
 
 from dataclasses import dataclass, field
 
-from flowledger.plan.fsdp_state import SHARDED, grad_bytes, grad_itemsize, keeps_unsharded, unsharded_grad_bytes
-from flowledger.plan.fsdp_symbols import computes_in
-from flowledger.plan.fsdp_units import Unit
+from flowledger.plan.fsdp.state import SHARDED, grad_bytes, grad_itemsize, keeps_unsharded, unsharded_grad_bytes
+from flowledger.plan.fsdp.symbols import computes_in
+from flowledger.plan.fsdp.units import Unit
 from flowledger.plan.job import ITEMSIZE, Job
 from flowledger.plan.timeline import Live
 from flowledger.tables.constants import constant

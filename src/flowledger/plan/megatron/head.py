@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from flowledger.plan.logits import logits_lives
-from flowledger.plan.megatron_layers import saved
-from flowledger.plan.megatron_rank import Rank
+from flowledger.plan.megatron.layers import saved
+from flowledger.plan.megatron.rank import Rank
 from flowledger.plan.saved import kept, total
 from flowledger.plan.timeline import Clock, Live
 

@@ -17,16 +17,16 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from flowledger.flow.errors import BadInput
-from flowledger.plan import fsdp
-from flowledger.plan.fsdp_symbols import is_packed_loop
+from flowledger.plan.fsdp import timeline as fsdp
+from flowledger.plan.fsdp.symbols import is_packed_loop
 from flowledger.plan.job import Job
 from flowledger.plan.logits import implementation, logits_lives
 from flowledger.plan.plan import Plan
 from flowledger.plan.timeline import Clock, Timeline
-from flowledger.plan.trace_loss import CHUNKED, FOREIGN, Loss
-from flowledger.plan.trace_model import LossHead, build, fake_world
-from flowledger.plan.trace_reach import refuse
-from flowledger.plan.trace_storages import Storages
+from flowledger.plan.trace.loss import CHUNKED, FOREIGN, Loss
+from flowledger.plan.trace.model import LossHead, build, fake_world
+from flowledger.plan.trace.reach import refuse
+from flowledger.plan.trace.storages import Storages
 
 AGREES = 0.02  # closed form and trace within this: neither is in doubt
 

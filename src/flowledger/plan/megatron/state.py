@@ -7,9 +7,9 @@ it 18; fp16 keeps a float32 copy of the gradients beside (20). The rest are tens
 from dataclasses import replace
 
 from flowledger.plan.job import ITEMSIZE, Job
-from flowledger.plan.megatron_allocator import unsplit
-from flowledger.plan.megatron_flags import BLACKWELL, HOPPER, compute_capability
-from flowledger.plan.megatron_rank import Held, Rank
+from flowledger.plan.megatron.allocator import unsplit
+from flowledger.plan.megatron.flags import BLACKWELL, HOPPER, compute_capability
+from flowledger.plan.megatron.rank import Held, Rank
 from flowledger.plan.timeline import Live
 from flowledger.tables.constants import constant
 

@@ -5,8 +5,8 @@ A unit counts elements on one rank of the tensor group, before data-parallel ran
 
 from dataclasses import dataclass, field
 
-from flowledger.plan.fsdp_adapters import adapters
-from flowledger.plan.fsdp_layers import Layer
+from flowledger.plan.fsdp.adapters import adapters
+from flowledger.plan.fsdp.layers import Layer
 from flowledger.plan.job import Job
 from flowledger.plan.weight import Weight
 from flowledger.plan.weights import local_numel, stage_layers, weights

@@ -1,0 +1,1 @@
+"""How a rank of FSDP, ZeRO, DDP or one device spends memory: state, units, layers, adapters."""

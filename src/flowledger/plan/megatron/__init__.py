@@ -1,0 +1,1 @@
+"""How a Megatron rank spends memory: state, layers, head, pipeline."""
