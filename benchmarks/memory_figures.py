@@ -5,6 +5,7 @@ from typing import Any
 
 Row = Mapping[str, Any]
 GIB = 2**30
+GB = 10**9  # Megatron-Bridge logs `mem-max-allocated-gigabytes` in these: training/utils/train_utils.py report_memory
 QUANTITY = {
     "allocated_peak": "peak", "active_peak": "peak", "profile_peak": "peak", "reserved_peak": "reserved",
     "allocated_steady": "steady", "weights": "steady", "kv_pool": "exact", "allocation": "exact",
@@ -42,6 +43,8 @@ def targets(row: Row) -> dict[str, tuple[str, float]]:
 
 def _bytes(row: Row, prefix: str) -> float:
     exact = row.get(f"{prefix}_bytes")
+    if not exact and row.get("framework") == "Megatron-Bridge" and row.get("unit_as_published") == "GB as published":
+        return (row.get(f"{prefix}_GiB") or 0) * GB
     return float(exact if exact else (row.get(f"{prefix}_GiB") or 0) * GIB)
 
 

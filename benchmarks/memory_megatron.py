@@ -50,12 +50,12 @@ SCRIPTS: Mapping[str, Mapping[str, object]] = {
 
 # Why a row is missed: part of an id -> what no argument states. `suspected` where it was not shown.
 EXPLAINED = {
-    "fine_grained_offloading": "suspected: the last layers keep what they would offload",
+    "fine_grained_offloading": "copies on their way, and what stays from the second step on, are not planned",
     "cudagraph": "suspected: private pools of CUDA graphs, which are not planned",
     "ep8": "experts are filled unevenly (repeated runs differ as much); planned evenly",
     "top2router": "experts are filled unevenly; planned evenly",
     "cross_entropy_loss_fusion": "suspected: torch.compile warms up in the first step",
-    "hybrid": "suspected: kernels of Mamba-2 are tuned in the first step",
+    "hybrid": "kernels of Mamba-2 are timed in the first step; their own temporaries are not planned",
     "lts_dgx_a100": "suspected: fragmentation, 16 to 20 MiB in some runs of this image",
 }
 WORKSPACES = (-55, -40)  # MiB: two workspaces of 32 instead of 8.1

@@ -38,7 +38,6 @@ class Run:
     job: Job
     variant: str = ""  # rows of activations that come first
     beside: int = 0  # bytes that lie there from begin to end: workspaces, buffers that no job states
-    deletes_logits: bool = False  # the caller drops its logits before the backward pass
     steady: int | None = None  # bytes at the logging point, where that is not the end of the step
 
 
@@ -202,12 +201,10 @@ def _torchtune(row: Row) -> Run | Skip:
         recompute=Recompute(granularity=granularity), offload=Offload(activation=row.get("offload") == "activations"),
         lora=Lora(rank=lora["rank"], target_modules=("q_proj", "v_proj")) if lora else None,
         optimizer=Optimizer(implementation="fused"), attention="sdpa", compile=compiled, packed=False,
-        logits=Logits(cross_entropy="plain", chunk_tokens=tokens * batch // 8) if chunked else Logits(dtype="float32"),
+        logits=Logits(chunk_tokens=tokens * batch // 8, kept=False) if chunked else Logits(dtype="float32", kept=False),
     )  # fmt: skip
     job = _job(row, engine, tokens=tokens * batch, longest=tokens, sequences=batch, micro_batches=1)
-    if isinstance(job, Skip):
-        return job
-    return Run(job=job, deletes_logits=True)
+    return job if isinstance(job, Skip) else Run(job=job)
 
 
 # ---- litgpt: one process in bfloat16, adapters on q and v

@@ -14,7 +14,7 @@ import json
 import statistics
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,7 +29,7 @@ from benchmarks import memory_engines, memory_megatron
 from flowledger.flow.errors import BadInput
 from flowledger.plan.fsdp import timeline as fsdp
 from flowledger.plan.reserved import reserved
-from flowledger.plan.timeline import BLOCK, Timeline
+from flowledger.plan.timeline import BLOCK
 from flowledger.tables import constants as constant_table
 from flowledger.tables.constants import Constant, constant, constants, perturbed
 
@@ -130,7 +130,7 @@ def _other(found: Any) -> tuple[dict[str, float] | str, str]:
 
 
 def _figures(run: Run) -> tuple[dict[str, float], str]:
-    full = timeline_of(run)
+    full = fsdp.timeline(run.job, variant=run.variant)
     peak, first = full.peak(block=BLOCK), fsdp.first_step(full).peak(block=BLOCK)
     held = reserved(full, run.job) + run.beside
     resting = sum(live.bytes for live in fsdp.resting(run.job) if not live.host) + run.beside
@@ -141,19 +141,6 @@ def _figures(run: Run) -> tuple[dict[str, float], str]:
     }  # fmt: skip
     figures["first_reserved"] = held - peak.bytes + first.bytes
     return figures, f"{peak.instant}: {made} GiB"
-
-
-def timeline_of(run: Run) -> Timeline:
-    """The timeline of a run; where its caller drops the logits, they die with the loss's forward."""
-    full = fsdp.timeline(run.job, variant=run.variant)
-    if not run.deletes_logits:
-        return full
-    loss, head = full.instants.index("loss/forward"), full.instants.index("head/backward")
-    lives = [
-        replace(live, dies=loss) if live.name == "logits" and live.born < loss and live.dies == head else live
-        for live in full.lives
-    ]
-    return Timeline(full.instants, tuple(lives))
 
 
 def half(row: Row) -> str:

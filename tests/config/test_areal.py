@@ -214,7 +214,7 @@ def test_overrides_are_hydras():
     config = read("fsdp", "gconfig.n_samples=16", "+actor.fsdp.offload_params=true", "++sglang.dtype=float16").config
     assert config.samples_per_step == 256 * 16 and config.actor.engine.offload.streamed
     assert config.source_of("rollout.samples_per_prompt") == "gconfig.n_samples@command line"
-    assert "to add it, write +actor.fsdp.offload_params=true" in fault(
+    assert "to add it, write +actor.fsdp.offload_params=…" in fault(
         DATA / "fsdp.yaml", "actor.fsdp.offload_params=true"
     )
     assert "the key is there already" in fault(DATA / "fsdp.yaml", "+gconfig.n_samples=2")

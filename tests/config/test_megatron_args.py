@@ -117,6 +117,22 @@ def test_precision_aware_optimizer_has_moments_of_its_own_dtype() -> None:
 
 
 @pytest.mark.parametrize(
+    ("more", "bytes_"),
+    [
+        ({"--bf16": True}, 16),  # only the 16 bits that bf16 parameters lack
+        ({"--bf16": True, "--main-params-dtype": "fp16"}, 16),
+        ({"--bf16": True, "--optimizer-cpu-offload": True}, 32),
+        ({"--fp16": True}, 32),
+    ],
+)
+def test_precision_aware_masters_take_16_bits_beside_bf16_parameters(more: dict[str, object], bytes_: int) -> None:
+    """megatron/core/optimizer/optimizer_config.py store_param_remainders, true by default."""
+    found = engine_of({**GPT, "--use-precision-aware-optimizer": True, **more}, 1).optimizer.master_dtype
+    assert found == f"float{bytes_}"
+    assert engine_of({**GPT, "--bf16": True}, 1).optimizer.master_dtype == "float32"
+
+
+@pytest.mark.parametrize(
     ("layout", "stages"),
     [
         ("Et*3|(tt|)*6L", (3, 2, 2, 2, 2, 2, 2, 0)),

@@ -149,7 +149,7 @@ def test_a_shared_length_may_be_split_by_assumption():
         ("defaults: grpo_math_1B.yaml\ngrpo: {num_prompts_per_step: x}\n", "should be a number"),
         (
             "defaults: grpo_math_1B.yaml\npolicy: {generation: {colocated: {enabled: false}}}\ncluster: {gpus_per_node: 4}\n",
-            "colocated.resources.gpus_per_node = None: should be from 1 to 3",
+            "colocated.resources.gpus_per_node = null: should be from 1 to 3",
         ),
         (
             "defaults: grpo_math_1B.yaml\npolicy:\n  generation: {vllm_cfg: {tensor_parallel_size: 3}}\ncluster: {gpus_per_node: 4}\n",

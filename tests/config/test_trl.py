@@ -246,7 +246,7 @@ def test_what_trl_refuses_is_refused_with_its_line_and_the_nearest_name(tmp_path
     assert lines[0] == (
         "run.yaml:2: unknown key max_completion_lenght: trl 1.16 refuses it; did you mean max_completion_length?"
     )
-    assert lines[1].startswith("run.yaml:3: unknown key max_prompt_length: trl 1.16 refuses it")
+    assert lines[1].startswith("run.yaml:3: unknown key max_prompt_length: trl 1.16 has it no more: it was removed")
     assert "unknown key num_generation:" in fault(Line(["trl", "grpo", "--num_generation", "4"]))
 
 

@@ -106,7 +106,7 @@ def test_versions_differ_where_verl_differs() -> None:
         ("+trainer.gpus_per_node.x=[${trainer.nothing}]", "refers to a key that has no value"),
         ("actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation=true", "; verl 0.9.1 has it"),
         ("trainer.gpus_per_node=4", "did you mean trainer.n_gpus_per_node?"),
-        ("+data.train_batch_size=4", "(it is 1024); use data.train_batch_size=4, or ++data.train_batch_size=4"),
+        ("+data.train_batch_size=4", "(it is 1024); use data.train_batch_size=… without the plus, or ++data.train_batch_size=…"),
         ("model_engine=megatrom", "use dp, megatron, torchtitan, veomni"),
         ("critic=dp_critic", "only model_engine=dp|megatron|torchtitan|veomni"),
         ("actor/x=y", "config group 'actor/x' does not exist"),

@@ -112,9 +112,9 @@ def test_the_environment_is_the_scripts_own(site: Path, monkeypatch: pytest.Monk
     ("override", "said"),
     [
         ("data.train_batchsize=4", "Could not override 'data.train_batchsize'. verl 0.9.7 has no such key; did you mean data.train_batch_size?; "
-         "to add it nonetheless use +data.train_batchsize=4"),
+         "to add it nonetheless use +data.train_batchsize=…"),
         ("+data.train_batch_size=4", "Could not append to config. An item is already at 'data.train_batch_size' (it is 77); "
-         "use data.train_batch_size=4, or ++data.train_batch_size=4 to force it"),
+         "use data.train_batch_size=… without the plus, or ++data.train_batch_size=… to force it"),
         ("~data.batch", "Could not delete from config. 'data.batch' does not exist"),
         ("trainer.logger={a:1}", "Error merging override trainer.logger={a:1}: it is a list, not a dictionary"),
         ("model_engine=megatrom", "model_engine = megatrom: Could not find 'model_engine/megatrom'; use dp, megatron"),

@@ -447,7 +447,7 @@ def test_serving() -> None:
 def test_bad_values_are_one_line_with_the_place() -> None:
     for override, words in (
         (f"{ACTOR}.fsdp_config.model_dtype=float42", "is no dtype of verl"),
-        ("trainer.nnodes=many", "should be a number"),
+        ("trainer.nnodes=many", "is text, and verl computes with it; give a number, such as 1"),
         ("data.train_batch_size=0", "should be a whole number of at least 1"),
         (f"{ACTOR}.loss_agg_mode=token-median", "did you mean token-mean"),
         (f"{ROLLOUT}.gpu_memory_utilization=1.7", "less than or equal to 1"),
@@ -502,6 +502,7 @@ def test_a_command_lines_environment_and_what_it_leaves_open() -> None:
         file="run.sh",
         unset=(("HOME_DIR", "run.sh:2"), ("@", "run.sh:9")),
         unknown=("$(date)",),
+        assumed=("MODEL",),
         environment={"RUN": "seven", "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"},
     )
     found = read(launched, assume={"MODEL": "x"}, version="head")

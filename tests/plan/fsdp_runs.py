@@ -1,4 +1,4 @@
-"""Training steps of Hugging Face models on CPU with every storage counted: the second implementation of plan/fsdp/timeline."""
+"""Training steps of Hugging Face models on CPU with every storage counted: the second implementation of plan/fsdp."""
 
 import contextlib
 import gc

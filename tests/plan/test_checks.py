@@ -66,13 +66,16 @@ def test_a_reported_crash_is_named_before_it_happens(report: dict[str, Any]) -> 
 def test_the_message_names_values_condition_moment_and_the_nearest_that_work() -> None:
     found = row(check(verl(HOUSE), None, None), "verl.R5")
     assert found.message == (
-        "ppo_mini_batch_size*n = 20 is not divisible by dp = 8 (fires at the first update); use 16 or 24"
+        "ppo_mini_batch_size*n = 20 is not divisible by dp = 8 (fires at the first update); use 16 or 24 (ppo_mini_batch_size = 4 or 6)"
     )
     assert found.fix == {"key": f"{ACTOR}.ppo_mini_batch_size", "from": "5", "to": "4 or 6"}
     assert f"mini = 5 ({ACTOR}.ppo_mini_batch_size)" in (found.evidence or [])
     assert (found.scope, found.severity, found.fires_at) == ("plan", "error", "first_update")
     chinese = row(check(verl(HOUSE), None, None, language="zh"), "verl.R5").message
-    assert chinese == "ppo_mini_batch_size*n = 20 不能被 dp = 8 整除（首次更新时触发）；可用 16 或 24"
+    assert (
+        chinese
+        == "ppo_mini_batch_size*n = 20 不能被 dp = 8 整除（首次更新时触发）；可用 16 或 24 (ppo_mini_batch_size = 4 或 6)"
+    )
 
 
 def test_a_rule_without_its_input_is_skipped_and_says_what_is_missing() -> None:

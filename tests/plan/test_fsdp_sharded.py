@@ -14,7 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from flowledger.config.engine import Engine, Optimizer, Recompute
+from flowledger.config.engine import Engine, Logits, Optimizer, Recompute
 from flowledger.plan.fsdp import timeline as fsdp
 from flowledger.plan.job import Job
 from flowledger.plan.timeline import Timeline
@@ -107,7 +107,7 @@ def planned(shape: Architecture, tokens: int, *, recompute: bool, reshard: bool)
     engine = Engine(
         strategy="fsdp2", param_dtype="float32", compute_dtype="bfloat16", reduce_dtype="float32", attention="sdpa",
         reshard_after_forward=reshard, recompute=Recompute(granularity="full" if recompute else "none"),
-        optimizer=Optimizer(implementation="loop"),
+        optimizer=Optimizer(implementation="loop"), logits=Logits(kept=False),
     )  # fmt: skip
     return fsdp.timeline(
         Job(architecture=shape, engine=engine, world=WORLD, sequences=1, tokens=tokens, longest=tokens)

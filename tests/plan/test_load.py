@@ -25,7 +25,7 @@ def update(plan: object = TINY) -> Work:
 def loaded(micro: MicroBatch, dp: int = 1) -> Load:
     config = changed(TINY.config, "actor.micro_batch", micro)
     work = next(one for one in works(config) if one.stage == "update_actor")
-    return load(work, config, dp, None, {})
+    return load(work, config, dp, None, {"scheme": "balanced"})
 
 
 @pytest.mark.parametrize(
@@ -71,6 +71,17 @@ def test_equally_long_samples_are_packed_no_worse_than_planned(budget: int, dp: 
     assert found.micro_batches == count
     assert fullest <= found.tokens <= max(fullest, min(budget, samples * whole))
     assert found.sequences * whole >= fullest
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 500))
+def test_where_micro_batches_close_at_the_budget_only_a_single_sample_exceeds_it(budget: int) -> None:
+    config = changed(TINY.config, "actor.micro_batch", MicroBatch(max_tokens=budget))
+    work = next(one for one in works(config) if one.stage == "update_actor")
+    found = load(work, config, 1, None, {"scheme": "capped"})
+    assert found.tokens <= max(budget, 48)
+    assert found.sequences == min(8, max(1, budget // 48))
+    assert found.micro_batches * found.sequences >= 8
 
 
 def test_real_lengths_never_make_a_fuller_one_than_the_limits() -> None:

@@ -10,7 +10,7 @@ from flowledger.config.engine import Engine, Mesh
 from flowledger.plan.job import Job
 from flowledger.plan.megatron.allocator import SMALL, unsplit
 from flowledger.plan.megatron.flags import MegatronFlags
-from flowledger.plan.megatron.layers import saved
+from flowledger.plan.megatron.layers import backward, saved
 from flowledger.plan.megatron.pipeline import in_flight
 from flowledger.plan.megatron.rank import rank_of
 from flowledger.plan.megatron.state import cublas_workspace, linear_shapes
@@ -55,6 +55,21 @@ def test_flash_attention_drops_the_scores() -> None:
 def test_flash_attention_2_keeps_its_output_twice() -> None:
     twice = total(saved(rank_of(job(), MegatronFlags(core="flash")), 0))
     assert twice - total(saved(rank_of(job(), MegatronFlags(core="fused")), 0)) == 2 * S * B * H
+
+
+def test_torchs_softmax_of_a_float32_copy_keeps_four_bytes_a_score() -> None:
+    def kept(*, wide: bool) -> int:
+        return total(saved(rank_of(job(), MegatronFlags(core="unfused", softmax_float32=wide)), 0))
+
+    assert kept(wide=True) - kept(wide=False) == 2 * A * S * S * B
+
+
+def test_the_softmax_kernel_writes_its_gradient_in_place_and_dropout_does_not() -> None:
+    def scores(*, dropout: bool) -> int:
+        rows = backward(rank_of(job(), MegatronFlags(core="unfused", attention_dropout=dropout)), 0, False)
+        return sum(one.bytes for one in rows if "scores" in one.row.label)
+
+    assert (scores(dropout=False), scores(dropout=True)) == (2 * A * S * S * B, 4 * A * S * S * B)
 
 
 @given(pp=st.integers(1, 16), micro=st.integers(1, 64), data=st.data())

@@ -72,3 +72,14 @@ def test_the_no_grad_pass_of_verl_computes_entropy_as_told_and_the_reference_non
     entropies = {work.stage: work.engine.logits.entropy for work in works(FSDP.config)}
     assert entropies["ref_log_prob"] == "none"
     assert entropies["old_log_prob"] == FSDP.config.actor.log_prob_entropy == "full"
+
+
+def test_a_critic_of_another_size_is_planned_with_its_own() -> None:
+    """Qwen3-0.6B beside an 8B policy: its float32 shard of 8 ranks is 4 bytes * 596,049,920 / 8, and a bit for the value head."""
+    words = ("algorithm.adv_estimator=gae", "critic.model.path=Qwen/Qwen3-0.6B")
+    plan = planned("verl_qwen3_8b_fsdp.sh", *words, gpu="h100-80g")
+    _, job = plan.jobs[("update_critic", "all")]
+    assert job.architecture.name == "Qwen3-0.6B"
+    assert plan.jobs[("update_actor", "all")][1].architecture.name == "Qwen3-8B"
+    unknown = planned("verl_qwen3_8b_fsdp.sh", words[0], "critic.model.path=/models/mine", gpu="h100-80g")
+    assert any("/models/mine" in note for note in unknown.notes)

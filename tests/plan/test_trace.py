@@ -70,6 +70,26 @@ TABLE: dict[str, tuple[str, int, dict[str, Any]]] = {
     "entropy, upcast": (
         "Qwen3-0.6B", 8, {**FSDP, "logits": Logits(upcast=True, entropy="full", temperature_copy=True)}
     ),
+    "untied, fsdp2 of 8": ("Qwen2.5-7B", 8, {**FSDP, "recompute": FULL}),
+    "untied, flash, its logits dropped": (
+        "Qwen2.5-7B", 64,
+        {
+            **FSDP, "device": "h100-80g", "recompute": FULL, "outside": "head",
+            "logits": Logits(temperature_copy=True, cross_entropy="flash", kept=False),
+        },
+    ),
+    "untied, norm and head in the root": ("Qwen2.5-7B", 8, {**FSDP, "recompute": FULL, "outside": "embedding"}),
+    "untied, all in the root": ("Qwen2.5-7B", 8, {**FSDP, "recompute": FULL, "outside": "root"}),
+    "untied, tp": ("Qwen2.5-7B", 64, {**FSDP, "mesh": Mesh(tp=4), "recompute": FULL}),
+    "chunked": ("Qwen3-0.6B", 1, {**HALF, "logits": Logits(implementation="chunked", chunk_tokens=1024)}),
+    "untied, chunked": (
+        "Qwen2.5-7B", 64, {**FSDP, "recompute": FULL, "logits": Logits(implementation="chunked", chunk_tokens=1024)},
+    ),
+    "pieces, entropy": (
+        "Qwen3-0.6B", 8,
+        {**FSDP, "recompute": FULL, "logits": Logits(chunk_tokens=1024, dtype="float32", entropy="full")},
+    ),
+    "eager": ("Qwen3-0.6B", 1, {**HALF, "attention": "eager", "recompute": FULL}),
 }  # fmt: skip
 
 
@@ -81,7 +101,21 @@ def test_the_closed_form_agrees(case: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["float32, own loop", "recast, temperature, foreach", "fsdp2 of 8, recompute", "fsdp2 of 64 with tp"]
+    "case",
+    [
+        "float32, own loop",
+        "recast, temperature, foreach",
+        "fsdp2 of 8, recompute",
+        "fsdp2 of 64 with tp",
+        "fsdp2 of 8, not resharded",
+        "untied, fsdp2 of 8",
+        "untied, flash, its logits dropped",
+        "untied, norm and head in the root",
+        "untied, all in the root",
+        "chunked",
+        "pieces, entropy",
+        "eager",
+    ],
 )
 def test_a_pass_without_gradients_agrees(case: str) -> None:
     name, world, engine = TABLE[case]
@@ -135,11 +169,11 @@ def test_fsdp_cuts_what_it_keeps_by_the_ranks() -> None:
     assert eight.kinds["optimizer"] == pytest.approx(2 * sixteen.kinds["optimizer"], rel=0.01)
 
 
-def test_the_grouping_of_verl_gathers_the_head_first() -> None:
+def test_the_grouping_of_areal_gathers_the_head_first() -> None:
     """Root whole and flat, embedding whole and flat: four times the head, at the start of a pass."""
-    asked = job(replace(TINY, tied=False, vocab=60000), 8, 16, gradients=False, **FSDP)
+    asked = job(replace(TINY, tied=False, vocab=60000), 8, 16, gradients=False, outside="embedding", **FSDP)
     head = 2 * 60000 * 64
-    assert trace(asked, "ref_log_prob", outside="root").kinds["comm_buffer"] >= 3 * head
+    assert trace(asked, "ref_log_prob").kinds["comm_buffer"] >= 3 * head
 
 
 def plan_of(asked: Job) -> Any:

@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 Source = Annotated[
     str, typer.Argument(metavar="CONFIG", help="a launch script, a YAML or JSON file, or a framework's name")
 ]
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[key=value]…")]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[key=value]…", help="settings that override the file's, in the framework's own keys"),
+]
 Gpu = Annotated[str | None, typer.Option("--gpu", help="the device, such as h100-80g")]
 ModelOption = Annotated[str | None, typer.Option("--model", help="a name of the catalogue, or a config.json")]
 Assume = Annotated[list[str] | None, typer.Option("--assume", metavar="KEY=VALUE", help="what the input leaves open")]
@@ -37,7 +40,8 @@ def plan(
     model: ModelOption = None,
     lengths: LengthsOption = None,
     sets: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="a second plan beside it")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="a second plan beside it; repeat for several changes"),
     ] = None,
     advise: Annotated[bool, typer.Option("--advise", help="single changes by what they save")] = False,
     largest: Annotated[bool, typer.Option("--max-tokens", help="the largest budget and response that fit")] = False,
@@ -56,7 +60,10 @@ def plan(
     arg: ScriptArgument = None,
     json: Json = False,
 ) -> None:
-    """What a configuration comes to before a GPU is used: batch chain, checks, memory, shapes, lifetimes."""
+    """What a configuration comes to before a GPU is used: batch chain, checks, memory, shapes, lifetimes.
+
+    Exit codes: 0 a plan was made, whether or not it fits; 2 bad input.
+    """
     from flowledger.plan.ask import Question, answer, make
     from flowledger.show import plain, planned, terminal
 
@@ -96,8 +103,12 @@ def check(
     arg: ScriptArgument = None,
     json: Json = False,
 ) -> None:
-    """The checks alone: exit 1 where one fails, for CI and launch scripts."""
+    """The checks alone, for CI and launch scripts; name the --gpu so that memory is checked too.
+
+    Exit codes: 0 none fails, 1 one does (or warns, with --fail-on warn), 2 bad input.
+    """
     from flowledger.plan.ask import Question, checks, make
+    from flowledger.plan.document import reading as reading_of
     from flowledger.show import plain, planned, terminal
 
     if fail_on not in ("fail", "warn"):
@@ -106,9 +117,9 @@ def check(
     made = make(reading, Question(gpu=gpu, model=model, lengths=_lengths(lengths)))
     rows = checks(made)
     if json:
-        print(plain.as_json("check", made.config.name, rows))
+        print(plain.as_json("check", made.config.name, rows, reading=reading_of(made)))
     else:
-        planned.draw_checks(rows, made.config.name, terminal.console(), wide=wide)
+        planned.draw_checks(rows, made.config.name, reading_of(made), terminal.console(), wide=wide)
     found = {row["verdict"] for row in rows}
     if "fail" in found or (fail_on == "warn" and "warn" in found):
         raise typer.Exit(1)
@@ -165,6 +176,7 @@ def _write_plan(made: "Plan", out: Path) -> None:
     """The plan as a ledger directory: a manifest and the expected rows."""
     from flowledger.ledger import directory, planned
 
+    out = out.resolve()
     book = directory.create(out, _plan_manifest(made, out.name))
     planned.write(book.path, book.manifest.run, made.rows())
     book.close("closed")

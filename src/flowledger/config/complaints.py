@@ -9,6 +9,7 @@ from pydantic_core import ErrorDetails
 
 from flowledger.config.schema import RunConfig
 from flowledger.config.section import Section
+from flowledger.config.shown import shown
 from flowledger.flow.errors import nearest
 
 Location = Sequence[int | str]
@@ -31,11 +32,11 @@ def _line(fault: ErrorDetails, marks: Mapping[str, str], file: str | None) -> st
             text = fault["msg"].removeprefix("Value error, ")
             text = f"{key}: {text}" if key and key not in text else text
         case "model_type" | "model_attributes_type" | "dict_type":
-            text = f"{key} = {_spell(fault['input'])} should be a section of keys, or left out{_meaning(location)}"
+            text = f"{key} = {_value(key, fault['input'])} should be a section of keys, or left out{_meaning(location)}"
         case "invalid_key":
             text = f"key {key} should be a word"
         case _:
-            text = f"{key} = {_spell(fault['input'])} {_rule(fault)}"
+            text = f"{key} = {_value(key, fault['input'])} {_rule(fault)}"
     place = _place(key, text, marks, file)
     return f"{place}: {text}" if place else text
 
@@ -112,6 +113,12 @@ def _all_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
         yield prefix + name
         if name in inner:
             yield from _all_keys(inner[name], f"{prefix}{name}.")
+
+
+def _value(key: str, value: object) -> str:
+    """The value of a key, and not that of a secret."""
+    spelt = _spell(value)
+    return "…" if isinstance(value, str) and shown(key, value) == "…" else spelt
 
 
 def _spell(value: object) -> str:

@@ -3,14 +3,17 @@
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from flowledger.config import read as own
 from flowledger.config.foreign import Reading
+from flowledger.config.near_key import near
 from flowledger.config.shell.launches import Launched, launches
+from flowledger.config.shell.word import NO_GAP, Word, gap_of
+from flowledger.config.shown import shown_setting
 from flowledger.config.yaml_text import document, text_of
 from flowledger.flow.errors import BadInput, nearest
 
@@ -30,6 +33,8 @@ COMMANDS: tuple[tuple[str, str], ...] = (
 KEYS: tuple[tuple[str, str], ...] = (
     ("actor_rollout_ref", "verl"),
     ("grpo", "nemo_rl"),
+    ("policy", "nemo_rl"),
+    ("defaults", "nemo_rl"),
     ("gconfig", "areal"),
     ("allocation_mode", "areal"),
     ("train_dataset", "areal"),
@@ -64,6 +69,21 @@ def read(source: str, asked: Asked) -> Reading:
 
     Raises BadInput for a file that no reader takes, with what each would look for.
     """
+    reading = _read(source, asked)
+    used = {one.partition("=")[0] for one in reading.assumed}
+    idle = [name for name in asked.assume or {} if name not in used]
+    return replace(reading, notes=(*reading.notes, *(_idle(name, asked, reading) for name in idle)))
+
+
+def _idle(name: str, asked: Asked, reading: Reading) -> str:
+    """Why an assumption changed nothing."""
+    given = f"--assume {shown_setting(f'{name}={(asked.assume or {})[name]}')} was not needed"
+    if name in reading.config.raw:
+        return f"{given}: the launch sets {name} itself, and its own value counts"
+    return f"{given}: nothing asked for it{near(name, reading.config.raw)}"
+
+
+def _read(source: str, asked: Asked) -> Reading:
     if asked.framework is not None and asked.framework not in FRAMEWORKS:
         raise BadInput(
             f"--framework {asked.framework!r} is none of {', '.join(FRAMEWORKS)}{nearest(asked.framework, FRAMEWORKS)}"
@@ -89,8 +109,8 @@ def _is_script(path: Path) -> bool:
 
 
 def _script(path: Path, asked: Asked) -> Reading:
-    variables = {**os.environ, **(asked.assume or {})}  # as a shell would: `MODEL_PATH=… flowledger plan run.sh`
-    found = [(framework_of(one.argv), one) for one in launches(path, asked.script_arguments, variables)]
+    there = launches(path, asked.script_arguments, os.environ, asked.assume)  # `MODEL_PATH=… flowledger plan run.sh`
+    found = [(framework_of(one.argv), one) for one in there]
     known = [(asked.framework or framework, one) for framework, one in found if asked.framework or framework]
     if not known:
         started = "; ".join(" ".join(one.argv[:4]) for _, one in found[:3]) or "nothing that trains"
@@ -101,8 +121,11 @@ def _script(path: Path, asked: Asked) -> Reading:
     if framework not in READERS:
         raise BadInput(f"{path}:{launched.line}: a script cannot start framework {framework!r}")
     if framework in ("areal", "nemo_rl"):
-        return _from_yaml_flag(path, launched, framework, asked)
-    return reader(framework)(launched, asked.overrides, assume=asked.assume or {}, version=asked.version)
+        reading = _from_yaml_flag(path, launched, framework, asked)
+    else:
+        reading = reader(framework)(launched, asked.overrides, assume=asked.assume or {}, version=asked.version)
+    used = (f"{name}={(asked.assume or {})[name]}" for name in launched.assumed)
+    return replace(reading, assumed=tuple(dict.fromkeys((*reading.assumed, *used))))
 
 
 def _chosen(known: Sequence[tuple[Any, Launched]], launch: int | None, path: Path) -> tuple[str, Launched]:
@@ -130,7 +153,10 @@ def _from_yaml_flag(path: Path, launched: Launched, framework: str, asked: Asked
     if at is None:
         raise BadInput(f"{path}:{launched.line}: {framework} is started without --config; name the YAML file instead")
     named = words[at].partition("=")[2] or (words[at + 1] if at + 1 < len(words) else "")
-    overrides = [word for word in words[at + 1 :] if "=" in word and not word.startswith("--")]
+    placed = list(zip(words, launched.places, strict=True))[at + 1 :]
+    overrides = [
+        Word(word, gap_of(word) or NO_GAP, place) for word, place in placed if "=" in word and not word.startswith("--")
+    ]
     for file in (path.parent / named, Path(named)):
         if file.is_file():
             return reader(framework)(

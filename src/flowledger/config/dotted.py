@@ -4,8 +4,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from flowledger.config.near_key import near
+from flowledger.config.shell.word import Word, gap_of, marked
+from flowledger.config.shown import shown, shown_setting
 from flowledger.config.yaml_text import COMMAND_LINE, document
-from flowledger.flow.errors import BadInput, nearest
+from flowledger.flow.errors import BadInput
 
 Tree = dict[str, Any]
 ABSENT = object()
@@ -55,23 +58,28 @@ def override(tree: Tree, marks: dict[str, str], text: str) -> None:
     """Apply one Hydra override to a composed tree. Raises BadInput where Hydra refuses it."""
     match = re.fullmatch(r"(\+\+|\+|~)?([^=+~\s][^=\s]*)(?:=(.*))?", text.strip(), re.DOTALL)
     if not match or (match[3] is None and match[1] != "~"):
-        raise BadInput(f"{COMMAND_LINE}: {text!r} is no override; write key=value, +key=value, ++key=value or ~key")
+        raise BadInput(
+            f"{COMMAND_LINE}: {shown_setting(text)!r} is no override; write key=value, +key=value, ++key=value or ~key"
+        )
     sign, key = match[1] or "", match[2].replace("/", ".")
     old = at(tree, key)
     if sign in ("", "~") and old is ABSENT:
-        hint = nearest(key, flat(tree))
-        way = "" if sign else f"; to add it, write +{text}"
+        hint = near(key, flat(tree))
+        way = "" if sign else f"; to add it, write +{key}=…"
         raise BadInput(f"{COMMAND_LINE}: {key} is no key of the composed configuration{hint}{way}")
     for known in [known for known in marks if known == key or known.startswith(f"{key}.")]:
         del marks[known]
     if sign == "~":
         _remove(tree, key)
         return
-    value = _value(match[3] or "", text)
+    gap, where = gap_of(text), text.place if isinstance(text, Word) else COMMAND_LINE
+    value = (match[3] or "").replace("${", "$ {") if gap and gap.unknown else _value(match[3] or "", text)
     if sign == "+" and old is not ABSENT and old is not None and not isinstance(value, dict | list):
-        raise BadInput(f"{COMMAND_LINE}: +{key}: the key is there already ({old!r}); write {key}=… or ++{key}=…")
+        raise BadInput(
+            f"{COMMAND_LINE}: +{key}: the key is there already ({shown(key, old)}); write {key}=… or ++{key}=…"
+        )
     place(tree, key, merged(old, value) if isinstance(old, dict) and isinstance(value, dict) else value)
-    marks |= dict.fromkeys((key, *_inside(key, value)), COMMAND_LINE)
+    marks |= dict.fromkeys((key, *_inside(key, value)), marked(where, gap))
 
 
 def _inside(key: str, value: Any) -> Iterator[str]:
@@ -83,7 +91,7 @@ def _value(text: str, override: str) -> Any:
     try:
         return document(spaced, COMMAND_LINE)[0] if text.strip() else ""
     except BadInput as error:
-        raise BadInput(f"{error} in {override!r}") from None
+        raise BadInput(f"{error} in {shown_setting(override)!r}") from None
 
 
 def _remove(tree: Tree, key: str) -> None:

@@ -14,6 +14,9 @@ from flowledger.flow.axes import AXES
 
 Dtype = Literal["float32", "bfloat16", "float16", "float8", "int8", "int4"]
 Strategy = Literal["single", "ddp", "fsdp1", "fsdp2", "zero1", "zero2", "zero3", "megatron"]
+# Units of FSDP2 outside the layers, where the head is not tied to the embedding. tail: the embedding, and final norm with
+# head, kept after forward; head: each of both; embedding: that alone, norm and head in the root; root: all in the root.
+Outside = Literal["tail", "head", "embedding", "root"]
 Kernels = Literal["hf", "liger", "te", "local"]  # eager modules, fused ones, Transformer Engine, Megatron's own
 
 
@@ -91,6 +94,7 @@ class Logits(Section):
     temperature_copy: bool = False  # `logits / temperature` makes a second tensor
     entropy: Literal["none", "full", "chunked"] = "none"  # in the update; log-prob passes have their own
     cross_entropy: Literal["plain", "flash", "te", "parallel"] = "plain"
+    kept: bool = True  # names of the trainer hold what backward does not need until the micro-batch ends
 
 
 class Engine(Section):
@@ -105,6 +109,7 @@ class Engine(Section):
     autocast: bool = False  # torch.autocast over the stored parameters instead of casting whole units
     shard_size: int | None = Field(None, ge=1, le=2**20)  # ranks that share one copy (fsdp_size); null: all
     reshard_after_forward: bool = True
+    outside: Outside = "tail"
     forward_prefetch: bool = False
     accumulates_unsharded: bool = False  # gradients of all but the last micro-batch stay whole on each rank
     distributed_optimizer: bool = True  # Megatron

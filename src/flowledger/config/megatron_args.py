@@ -107,7 +107,12 @@ def _optimizer(given: Args, half: Dtype) -> Optimizer:
     return Optimizer(
         kind="muon" if "muon" in named else "sgd" if named == "sgd" else "adam",
         implementation="fused",
-        master_dtype=None if half == "float32" else "float32",
+        master_dtype=master_dtype(
+            half,
+            aware=bool(given.get("use-precision-aware-optimizer")),
+            on_host=bool(given.get("optimizer-cpu-offload")),
+            main=str(given.get("main-params-dtype", "fp32")),
+        ),
         moment_dtype=_moment_dtype(given),
     )
 
@@ -198,6 +203,19 @@ def _recompute(given: Args) -> Recompute:
         layers=number(given, "recompute-num-layers", 1) if kind == "full" else None,
         modules=tuple(listed(given.get("recompute-modules", "core_attn"))) if kind == "selective" else (),
     )
+
+
+def master_dtype(half: Dtype, *, aware: bool, on_host: bool, main: str = "fp32") -> Dtype | None:
+    """float32; 16 bits where the precision-aware optimizer steps bf16 parameters: it keeps what they lack of float32.
+
+    `on_host`: the optimizers of `optimizer_cpu_offload` step float32 copies. `main`: main_params_dtype.
+    Source: megatron/core/optimizer/optimizer_config.py store_param_remainders (on unless told otherwise, with
+    Transformer Engine 2.1 or newer), transformer_engine/pytorch/optimizers/fused_adam.py.
+    """
+    if half == "float32":
+        return None
+    short = main == "fp16" or half == "bfloat16"
+    return "float16" if aware and short and not on_host else "float32"
 
 
 def _moment_dtype(given: Args) -> Dtype | None:

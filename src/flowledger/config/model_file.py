@@ -115,7 +115,7 @@ def _architecture(values: Values, row: ModelType, kind: str, name: str) -> Archi
     fields |= {field: values.flag(keys[field]) for field in ("tied", "qkv_bias", "o_bias", "mlp_bias", "head_bias")}
     for key, switched in row.switch.items():
         fields |= switched if values.flag([key]) else {}
-    known = "" if kind in model_types() else f"; model_type {kind!r} is not known and was read as a Llama-like model"
+    known = "" if kind in model_types() else f": model_type {kind!r} is not known and was read as a Llama-like model"
     return Architecture(**{**fields, **row.fixed}, name=name, source=f"{values.file}{known}")
 
 

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from flowledger.config.complaints import complaints
 from flowledger.config.schema import RunConfig
+from flowledger.config.shown import shown_setting
 from flowledger.config.yaml_text import COMMAND_LINE, Marks, document, text_of
 from flowledger.flow.errors import BadInput
 
@@ -71,7 +72,9 @@ def _override(data: dict[str, Any], marks: Marks, override: str) -> None:
     key, equals, text = override.partition("=")
     key = key.strip()
     if not equals or not key or not all(key.split(".")):
-        raise BadInput(f"{COMMAND_LINE}: {override!r} is no setting; write key=value, such as steps=5 or optim.lr=1e-5")
+        raise BadInput(
+            f"{COMMAND_LINE}: {shown_setting(override)!r} is no setting; write key=value, such as steps=5 or optim.lr=1e-5"
+        )
     try:
         value, _, _ = document(text, COMMAND_LINE)
     except BadInput as error:
@@ -83,7 +86,7 @@ def _override(data: dict[str, Any], marks: Marks, override: str) -> None:
 
 
 def _short(override: str) -> str:
-    return repr(override if len(override) <= 80 else f"{override[:77]}...")
+    return repr(shown_setting(override if len(override) <= 80 else f"{override[:77]}..."))
 
 
 def _place(data: dict[str, Any], parts: Sequence[str], value: Any, override: str) -> None:
@@ -94,11 +97,13 @@ def _place(data: dict[str, Any], parts: Sequence[str], value: Any, override: str
         if isinstance(at, list):
             if not _is_place(part, at):
                 above = ".".join(parts[:number])
-                raise BadInput(f"{COMMAND_LINE}: {override!r}: {above} is a list of {len(at)}; name an item from 0")
+                raise BadInput(
+                    f"{COMMAND_LINE}: {shown_setting(override)!r}: {above} is a list of {len(at)}; name an item from 0"
+                )
             key = int(part)
         elif not isinstance(at, dict):
             raise BadInput(
-                f"{COMMAND_LINE}: {override!r}: {'.'.join(parts[:number])} is the value {at!r}, not a section"
+                f"{COMMAND_LINE}: {shown_setting(override)!r}: {'.'.join(parts[:number])} is the value {at!r}, not a section"
             )
         if number == len(parts) - 1:
             at[key] = value

@@ -146,9 +146,10 @@ def authoritative(placements: Mapping[str, str], on: Mesh) -> tuple[int, ...]:
     Along a `Partial()` axis the pieces of all positions must be added up first; the sum then counts as position 0's.
     """
     sharding = {axis for axis, text in placements.items() if parse_placement(text).dim is not None}
-    return tuple(
-        rank for rank in range(on.size) if all(axis in sharding or at == 0 for axis, at in on.coordinates(rank).items())
-    )
+    ranks = [0]
+    for axis, degree in on.degrees:
+        ranks = [rank * degree + at for rank in ranks for at in (range(degree) if axis in sharding else (0,))]
+    return tuple(ranks)
 
 
 def logical_shape(locals_: Mapping[int, Sequence[int]], placements: Mapping[str, str], on: Mesh) -> tuple[int, ...]:

@@ -46,9 +46,11 @@ def answer(plan: Plan, question: Question, reread: Callable[[Sequence[str]], Rea
             "rows": whatif.compare(plan, other),
             "before": found["summary"],
             "after": document(other, shapes=False)["summary"],
+            "broken": _newly_broken(plan, other),
         }
     if question.advise:
         found["advice"] = [asdict(one) for one in whatif.advise(plan)]
+        found["together"] = [asdict(one) for one in whatif.together(plan)] if plan.fits is False else []
     if question.largest:
         found["largest"] = [asdict(one) for one in whatif.largest(plan)]
     return found
@@ -62,6 +64,12 @@ def _on(reading: Reading, gpu: str) -> Reading:
         assumed=reading.assumed,
         notes=reading.notes,
     )
+
+
+def _newly_broken(before: Plan, after: Plan) -> list[str]:
+    """What fails in the second plan and did not in the first, as `id: message`."""
+    old = {finding.id for finding in before.findings if finding.verdict == "fail"}
+    return [f"{one.id}: {one.message}" for one in after.findings if one.verdict == "fail" and one.id not in old]
 
 
 def checks(plan: Plan) -> list[dict[str, Any]]:

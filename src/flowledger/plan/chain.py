@@ -137,7 +137,7 @@ def _mini_batches(draft: _Draft) -> None:
     steps = batches * epochs
     draft.add(
         "optimizer steps", steps, "steps", name="epochs", note=_rest(v["B_rank"], rank),
-        arithmetic=f"{v['B_rank']} / {rank} = {plain(v['B_rank'] / rank)} mini-batches * {epochs} epochs = {steps} steps",
+        arithmetic=f"{v['B_rank']} / {rank} = {batches} mini-batches * {epochs} epochs = {steps} steps",
     )  # fmt: skip
 
 

@@ -121,6 +121,9 @@ def _message(rule: Rule, names: Facts, found: Sequence[Way], language: str) -> s
         return told + words["turn"].format(key=short, values=values)
     if rule.shown is None and not _first_number_is(way, short, rule.message):
         values = words["set"].format(key=short, values=values)
+    if rule.shown is not None and list(way.shown) != list(way.values):  # a product is named: say what to write, too
+        written = words["or"].join(plain(value) for value in way.values)
+        values += f" ({words['set'].format(key=short, values=written)})"
     return told + words["use"].format(values=values)
 
 

@@ -22,6 +22,8 @@ from flowledger.plan.weights import count
 SCHEMA = 1
 FACTOR = {"none": 34.0, "selective": 34.0, "full": 2.0}  # tensors of size H a layer saves per token: rough form only
 
+SCALARS = (str, int, float, type(None))  # already plain
+
 Document = dict[str, Any]
 
 
@@ -54,11 +56,8 @@ def _bug(name: str) -> dict[str, str]:
 def plain(row: Any) -> dict[str, Any]:
     """A row of the ledger, or a frozen dataclass, as a dictionary; fields left None stay null."""
     if isinstance(row, Row):
-        return {
-            name: msgspec.to_builtins(getattr(row, name))
-            for name in row.__struct_fields__
-            if name not in ("seq", "t_ns")
-        }
+        values = ((name, getattr(row, name)) for name in row.__struct_fields__ if name not in ("seq", "t_ns"))
+        return {name: value if isinstance(value, SCALARS) else msgspec.to_builtins(value) for name, value in values}
     return {name: getattr(row, name) for name in row.__slots__}
 
 
@@ -105,7 +104,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "parameters": count(plan.architecture),
         "gpu": plan.gpu.name if plan.gpu else None,
         "world": plan.jobs[("update_actor", plan.classes[0].name)][1].world,
-        "mesh": plan.setting.mesh and dict(plan.setting.mesh.degrees),
+        "mesh": _mesh(plan),
         "starts": "fail" not in verdicts,
         "fails": verdicts.count("fail"),
         "warns": verdicts.count("warn"),
@@ -121,6 +120,12 @@ def summary(plan: Plan) -> dict[str, Any]:
         "limit": plan.limit,
         "free": worst.free,
     }
+
+
+def _mesh(plan: Plan) -> dict[str, int]:
+    """Axis -> degree of the actor's training engine; ep rides on dp and cp."""
+    work, job = plan.jobs[("update_actor", plan.classes[0].name)]
+    return job.mesh.degrees | {"dp": plan.dp(work)}
 
 
 def engine(plan: Plan) -> dict[str, Any]:
@@ -150,7 +155,7 @@ def reading(plan: Plan) -> dict[str, Any]:
     return {
         "ignored": list(plan.reading.ignored),
         "assumed": list(plan.reading.assumed),
-        "notes": list(plan.reading.notes),
+        "notes": [*plan.reading.notes, *plan.notes],
         "sources": dict(plan.config._sources),
     }
 

@@ -109,7 +109,7 @@ def facts(config: RunConfig, architecture: Architecture | None, lengths: Lengths
         key = next((k for k in fact.keys if raw.get(_spelling(k)) is not None), None)
         key = key or next((k for k in fact.keys if _spelling(k) in raw), None)
         if key is not None:
-            value = raw[_spelling(key)]
+            value = _typed(raw[_spelling(key)])
             if value is not None or fact.has_default or fact.name not in values:
                 values[fact.name] = value
         elif fact.has_default and fact.name not in values:
@@ -123,6 +123,17 @@ def facts(config: RunConfig, architecture: Architecture | None, lengths: Lengths
     values |= _worst(values, lengths)
     rows = {fact.name: fact for fact in rules.facts}
     return Facts(values=values, rows=rows, order=order, keys=keys, places=_places(config))
+
+
+def _typed(value: Any) -> Any:
+    """A number that was written as text is a number all the same."""
+    if isinstance(value, str):
+        for kind in (int, float):
+            try:
+                return kind(value)
+            except ValueError:
+                continue
+    return value
 
 
 def family(framework: str) -> str:

@@ -23,8 +23,9 @@ def load(work: Work, config: RunConfig, dp: int, lengths: Lengths | None, values
     """What one rank has to hold at once. `values`: the names of plan/facts.
 
     A static micro-batch is full of samples of the greatest length. A dynamic one is, with length statistics, the fullest
-    that drawing them gave; without, it is at least full, and with equally long samples it can exceed the budget by less
-    than one of them (the budget fixes only the *number* of micro-batches, ceil(all tokens / budget)).
+    that drawing them gave; without, it is full. Where a framework closes a micro-batch at the budget, only one sample that
+    is longer by itself exceeds it; where the budget fixes but the *number* of micro-batches (verl: `balanced`,
+    ceil(all tokens / budget)), equally long samples can exceed it by less than one of them.
     """
     prompt = config.data.max_prompt_tokens
     whole = longest(config) if lengths is None else min(longest(config), lengths.longest(prompt))
@@ -32,14 +33,19 @@ def load(work: Work, config: RunConfig, dp: int, lengths: Lengths | None, values
     rank_samples = max(1, -(-samples // dp))
     micro = work.micro
     if not micro.dynamic:
-        each = min(rank_samples, micro.samples or rank_samples)
-        return Load(each * whole, each, -(-rank_samples // each))
+        # in TRL the micro-batch makes the mini-batch; elsewhere it cannot hold more samples than that has
+        most = micro.samples if "device_batch" in values else rank_samples
+        each = min(most or rank_samples, micro.samples or rank_samples)
+        return Load(each * whole, each, max(1, -(-rank_samples // each)))
     budget = micro.max_tokens or micro.max_padded_tokens or longest(config)  # of all ranks that share a sequence
     if lengths is not None:
         found = drawn(rank_samples, budget, {**values, "dp": dp}, lengths)
         sequences = max(1, round(found.worst_tokens / lengths.mean(prompt)))
         return Load(found.worst_tokens, sequences, max(1, round(found.micro_batches)))
+    full = min(budget, rank_samples * whole)
+    if values.get("scheme") != "balanced":
+        each = min(rank_samples, max(1, budget // whole))
+        return Load(max(whole, full), each, -(-rank_samples // each))
     count = max(1, min(rank_samples, -(-rank_samples * whole // budget)))
     each = -(-rank_samples // count)
-    tokens = max(each * whole, min(budget, rank_samples * whole))
-    return Load(tokens, max(each, 1), count)
+    return Load(max(each * whole, full), each, count)

@@ -5,6 +5,7 @@ rows of tables/activations_logits.toml say of each name what lives over which in
 """
 
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -16,6 +17,8 @@ from flowledger.plan.timeline import Clock, Live, Timeline
 from flowledger.tables.constants import constant
 
 FORWARD = ("head/forward", "logits/forward", "loss/forward", "entropy/forward")
+GATHER = "head/gather"
+WITH_ITS_NAME = 10**8  # the micro-batch ends before
 BACKWARD = ("entropy/backward", "loss/backward", "logits/backward", "head/backward")
 
 
@@ -29,14 +32,17 @@ class Row:
     born: str
     dies: str
     when: tuple[str, ...] = ()
-    named: bool = False  # backward does not need it: it lives as long as its name does
+    named: bool = False  # a trainer's name keeps it
+    saved: bool = False  # and so does backward, until it dies
     source: str = ""
 
     def holds(self, flags: frozenset[str]) -> bool:
         return all((flag[1:] not in flags) if flag.startswith("!") else flag in flags for flag in self.when)
 
 
-def logits_lives(job: Job, rows: int, vocab: int, clock: Clock, *, outputs_kept: bool = True) -> list[Live]:
+def logits_lives(
+    job: Job, rows: int, vocab: int, clock: Clock, *, outputs_kept: bool | None = None, gathers: bool = False
+) -> list[Live]:
     """The vocabulary-wide tensors [rows, vocab] of head and loss, both local to this rank.
 
     Ticks `head/forward`, `logits/forward` (casts, temperature), `loss/forward`, `entropy/forward`, and with gradients
@@ -44,23 +50,24 @@ def logits_lives(job: Job, rows: int, vocab: int, clock: Clock, *, outputs_kept:
     caller's, but for what an implementation holds beside it. `Logits.upcast` alone is a copy that stays referenced
     (18 bytes an element at most in bfloat16), with `dtype = float32` one that only the loss function holds (14), and
     `dtype = float32` alone replaces the logits (16). `outputs_kept`: false where the model's output goes out of scope
-    once the loss is there (a `compute_loss` that returns the loss alone): 2 to 6 bytes an element less in backward. The
+    once the loss is there (a `compute_loss` that returns the loss alone): 2 to 6 bytes an element less in backward; else
+    they live on after `head/backward`. `gathers`: backward gathers the head first, at an instant `head/gather`. The
     entropy beside flash-attn's cross-entropy is taken as compiled unless `job.environment` has TORCHDYNAMO_DISABLE=1.
     """
-    instants = (*FORWARD, *BACKWARD) if job.gradients else FORWARD
+    instants = _instants(job, gathers)
     at = {name: clock.tick(name) for name in instants}
     if job.head == "none" or rows <= 0:
         return []
     how, flags = implementation(job), _flags(job)
     symbols = _symbols(job, rows, vocab, how)
-    last = clock.now
+    last, kept = clock.now, job.engine.logits.kept if outputs_kept is None else outputs_kept
     return [
         Live(
             name="values" if how == "value" else "grads" if "gradient" in row.label else "logits",
             kind="temporary",
             bytes=integer(row.bytes, symbols),
             born=at[row.born],
-            dies=at["loss/forward"] if row.named and not outputs_kept else at.get(row.dies, last),
+            dies=_death(row, job, kept, at, last),
             label=row.label,
             formula=row.bytes,
             source=row.source,
@@ -70,7 +77,32 @@ def logits_lives(job: Job, rows: int, vocab: int, clock: Clock, *, outputs_kept:
     ]
 
 
-def logits_peak(job: Job, rows: int, vocab: int, *, outputs_kept: bool = True) -> int:
+def _instants(job: Job, gathers: bool) -> tuple[str, ...]:
+    """Backward asks for the head where it meets the output of the model: logits, or the loss that is made inside."""
+    if not job.gradients:
+        return FORWARD
+    if not gathers:
+        return (*FORWARD, *BACKWARD)
+    if inside(job):
+        return (*FORWARD, GATHER, *BACKWARD)
+    return (*FORWARD, *BACKWARD[:-1], GATHER, BACKWARD[-1])
+
+
+def _death(row: Row, job: Job, kept: bool, at: Mapping[str, int], last: int) -> int:
+    """Megatron's schedules empty a stage's output themselves; others leave it to the names that hold it."""
+    if row.named and job.gradients and job.engine.strategy != "megatron":
+        if kept:
+            return WITH_ITS_NAME
+        return at[row.dies] if row.saved else at["entropy/forward"]
+    return at.get(row.dies, last)
+
+
+def inside(job: Job) -> bool:
+    """Whether the loss is computed within the model's forward, where the head's weight is."""
+    return job.head == "lm" and implementation(job) in ("chunked", "own_chunked", "fused")
+
+
+def logits_peak(job: Job, rows: int, vocab: int, *, outputs_kept: bool | None = None) -> int:
     """Bytes of these tensors at their fullest instant."""
     clock = Clock()
     lives = logits_lives(job, rows, vocab, clock, outputs_kept=outputs_kept)

@@ -169,6 +169,8 @@ def _engine_stage(scene: Scene, name: str) -> Timeline:
 def resting(scene: Scene, name: str, ranks: RankClass, step: int) -> Iterable[Live]:
     """What other models, and the parts of this one that do not take part, hold while a stage runs."""
     at_work = scene.jobs.get((name, ranks.name))
+    alone = scene.timelines.get((name, ranks.name))
+    brought = {live.label for live in alone.lives if live.kind == "param" and live.persistent} if alone else set()
     for (role, rank_class), lives in scene.held.items():
         if rank_class != ranks.name:
             continue
@@ -177,7 +179,7 @@ def resting(scene: Scene, name: str, ranks: RankClass, step: int) -> Iterable[Li
         for live in lives:
             if unborn and live.name == "optimizer_state":
                 continue
-            if own and at_work and (at_work[0].gradients or live.kind == "param"):
+            if own and at_work and (at_work[0].gradients or live.label in brought):
                 continue  # the model at work brings its own
             yield live
 

@@ -81,7 +81,11 @@ def _equal(one: Pass, tokens: int, values: Mapping[str, Any]) -> Iterator[Tally]
     else:
         told = f"{one.samples} samples, {max(1, each)} of {longest} tokens to a micro-batch: {count} micro-batches"
     yield Tally(quantity=f"{one.name}: micro-batches", value=count, unit="micro-batches", arithmetic=told)
-    yield _worst(one, worst, tokens, f"{worst // longest} samples * {longest} tokens = {worst} tokens", "")
+    full = min(tokens, one.samples * longest)
+    told = f"{worst // longest} samples * {longest} tokens = {worst} tokens"
+    if full > worst:  # equally long samples leave a rest; mixed ones fill it
+        told = f"filled to the budget by samples of mixed lengths ({told} where all are equally long)"
+    yield _worst(one, max(worst, full), tokens, told, "")
 
 
 def _drawn(one: Pass, tokens: int, values: Mapping[str, Any], lengths: Lengths) -> Iterator[Tally]:

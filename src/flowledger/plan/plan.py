@@ -1,5 +1,6 @@
 """One plan from end to end: the page to read first. Configuration in, the three ledgers and the findings out."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,7 +27,9 @@ from flowledger.plan.timeline import Live
 from flowledger.plan.verdicts import verdicts
 from flowledger.tables.constants import constant
 from flowledger.tables.gpus import Gpu
-from flowledger.tables.models import Architecture
+from flowledger.tables.models import Architecture, find
+
+VISION = "only the language model is planned: the vision or audio tower and what it makes of images are left out"
 
 
 @dataclass(frozen=True)
@@ -91,9 +94,29 @@ class Plan:
         one = self.loads[work.stage]
         mesh = work.engine.mesh or self.config.mesh
         return roles.job(
-            work, self.config, self.architecture, tokens=one.tokens, sequences=one.sequences,
+            work, self.config, self.sizes_of(work.role), tokens=one.tokens, sequences=one.sequences,
             micro_batches=one.micro_batches, pp_rank=min(index, mesh.pp - 1),
         )  # fmt: skip
+
+    def sizes_of(self, role: str) -> Architecture:
+        """The model of a role: its own where it names another that the catalogue knows, else the policy's."""
+        return self._others.get(role) or self.architecture
+
+    @cached_property
+    def _others(self) -> Mapping[str, Architecture]:
+        return {
+            role: found for role, path in roles.own_models(self.config).items() if (found := find(path)) is not None
+        }
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user should know of how it was planned, beside how it was read."""
+        unknown = [role for role in roles.own_models(self.config) if role not in self._others]
+        seen = (VISION,) if re.search(r"(?i)(\b|[-_])(vl|vision|omni)(\b|[-_\d])", self.config.model.path) else ()
+        return seen + tuple(
+            f"the {role}'s model {roles.own_models(self.config)[role]!r} is not in the catalogue: planned as large as the policy"
+            for role in unknown
+        )
 
     @cached_property
     def limit(self) -> int | None:
@@ -102,12 +125,15 @@ class Plan:
 
     @cached_property
     def served(self) -> Served:
-        """One rank of the inference engine, with the trainer's models resting beside it where it is colocated."""
+        """One rank of the inference engine, with the trainer's models resting beside it where it is colocated.
+
+        It starts before the first update, so before the optimizer has any state.
+        """
         resting, asked = 0, self.serving
         if asked.colocated:
             scene = replace(self._scene(None), batch={})
             resting = sum(
-                live.total for live in memory.resting(scene, "rollout", self.classes[0], memory.LATER) if not live.host
+                live.total for live in memory.resting(scene, "rollout", self.classes[0], memory.FIRST) if not live.host
             )
         device = self.limit or round(constant("device_without_name"))
         shared = self.config.rollout.weights == "shared"
@@ -136,7 +162,8 @@ class Plan:
     def _batch(self) -> Mapping[str, tuple[Live, ...]]:
         """Data tensors of the whole step: on the device in flowledger's own loop, in the driver's host memory elsewhere."""
         own = self.config.framework == "flowledger"
-        return memory.batch_lives(self.shapes, self.stages, on_host=not own, held=own)
+        rows = shapes.shapes(self.setting, self.classes, "batch")
+        return memory.batch_lives(rows, self.stages, on_host=not own, held=own)
 
     @cached_property
     def setting(self) -> Setting:

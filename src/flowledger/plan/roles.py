@@ -118,6 +118,15 @@ def job(
     )  # fmt: skip
 
 
+def own_models(config: RunConfig) -> dict[str, str]:
+    """Role -> path of a model that is not the policy's."""
+    named = {
+        "critic": config.critic.path if config.critic else "start",
+        "ref": config.ref.path if config.ref else "start",
+    }
+    return {role: path for role, path in named.items() if path not in ("start", config.model.path)}
+
+
 def longest(config: RunConfig) -> int:
     """Tokens of the longest possible sample: prompt and response limits together."""
     return config.data.max_prompt_tokens + config.rollout.max_response_tokens

@@ -58,18 +58,34 @@ def total(rows: Iterable[Kept]) -> int:
 
 @cache
 def _of(kernels: str, module: str) -> tuple[Row, ...]:
-    return tuple(row for row in rows() if row.kernels == kernels and row.module == module)
+    """Only the tables that name these kernels are read: a plan needs one or two of them."""
+    named = f'kernels = "{kernels}"'
+    read = (_table(name) for name, text in _texts().items() if named in text)
+    return tuple(row for table in read for row in table if row.kernels == kernels and row.module == module)
+
+
+def rows() -> tuple[Row, ...]:
+    """Every row of every table of activations."""
+    return tuple(row for name in _texts() for row in _table(name))
 
 
 @cache
-def rows() -> tuple[Row, ...]:
-    """Every row of every table of activations."""
+def _texts() -> Mapping[str, str]:
+    """Name of a table of activations -> its text."""
+    found = sorted(files("flowledger.tables").iterdir(), key=lambda item: item.name)
+    return {
+        file.name: file.read_text(encoding="utf-8")
+        for file in found
+        if file.name.startswith("activations") and file.name.endswith(".toml")
+    }
+
+
+@cache
+def _table(name: str) -> tuple[Row, ...]:
     found = []
-    for file in sorted(files("flowledger.tables").iterdir(), key=lambda item: item.name):
-        if file.name.startswith("activations") and file.name.endswith(".toml"):
-            for raw in tomllib.loads(file.read_text(encoding="utf-8"))["saved"]:
-                row = Row(**{**raw, "when": tuple(raw.get("when", ()))})
-                if row.life not in LIVES:
-                    raise AssertionError(f"{file.name}: {row.label}: life {row.life!r} is none of {LIVES}")
-                found.append(row)
+    for raw in tomllib.loads(_texts()[name])["saved"]:
+        row = Row(**{**raw, "when": tuple(raw.get("when", ()))})
+        if row.life not in LIVES:
+            raise AssertionError(f"{name}: {row.label}: life {row.life!r} is none of {LIVES}")
+        found.append(row)
     return tuple(found)

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 
+import msgspec
+
 from flowledger.flow.mesh import Mesh, authoritative, local_shape
 from flowledger.flow.stages import order, stage
 from flowledger.flow.tensors import Form, Tensor, stage_of, tensor, tensors
@@ -47,12 +49,12 @@ class Setting:
     unused: frozenset[tuple[str, str]] = frozenset()  # (stage, tensor) that the settings leave out: a KL of weight 0
 
 
-def shapes(setting: Setting, classes: Sequence[RankClass]) -> list[TensorRow]:
-    """One row an access, form and rank class, in the order of the flow."""
+def shapes(setting: Setting, classes: Sequence[RankClass], kind: str | None = None) -> list[TensorRow]:
+    """One row an access, form and rank class, in the order of the flow. `kind`: tensors of this memory kind alone."""
     found: list[TensorRow] = []
     for name in (name for name in order() if name in setting.stages):
         for row in tensors().values():
-            if _is_there(row, name, setting):
+            if kind in (None, row.kind) and _is_there(row, name, setting):
                 for place, form, access in _met(row, name, setting):
                     for ranks in _that_differ(row, form, place, classes):
                         found += _rows(row, form, place, access, ranks, setting)
@@ -174,16 +176,24 @@ def _rows(row: Tensor, form: Form, place: str, access: str, ranks: RankClass, se
     parts: list[int | None] = list(ranks.layers) if _per_layer(form) else [None]
     if _counts_parameters(form) and ranks.outer_elements:
         parts.append(None)
+    names = dict(setting.bindings)
+    if stage(place.partition("/")[0]).name in GENERATING:  # a prefill of all that is admitted, one logit row a slot
+        names |= {"T": names.get("B_admit", 0) * names.get("S_prompt", 0), "T_logit": names.get("B_run", 0)}
+    made: dict[int | None, TensorRow] = {}  # by the one symbol that differs between layers
     for layer in parts:
-        names = dict(setting.bindings)
-        if stage(place.partition("/")[0]).name in GENERATING:  # a prefill of all that is admitted, one logit row a slot
-            names |= {"T": names.get("B_admit", 0) * names.get("S_prompt", 0), "T_logit": names.get("B_run", 0)}
         if layer is not None and ranks.layer_elements is not None:
             names["P"] = ranks.layer_elements[layer]
         elif layer is None and _counts_parameters(form):
             names["P"] = ranks.outer_elements
-        if all(dim.symbols <= names.keys() for dim in form.dims):
-            yield _row(row, form, place, access, ranks, setting, tuple(dim.resolve(names) for dim in form.dims), layer)
+        if not all(dim.symbols <= names.keys() for dim in form.dims):
+            continue
+        like = made.get(names.get("P"))
+        if like is None:
+            logical = tuple(dim.resolve(names) for dim in form.dims)
+            like = made[names.get("P")] = _row(row, form, place, access, ranks, setting, logical, layer)
+            yield like
+        else:
+            yield msgspec.structs.replace(like, layer=layer)
 
 
 def _row(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from flowledger.config.model_file import read_model
 from flowledger.config.schema import RunConfig
+from flowledger.config.settings import UNKNOWN_MODEL
 from flowledger.config.slime import engine as slime_engine
 from flowledger.flow.errors import BadInput, nearest
 from flowledger.tables.gpus import Gpu, gpu
@@ -20,13 +21,16 @@ def architecture_of(config: RunConfig, model: str | None) -> Architecture:
     if model is None and config.model.path == "tiny" and config.framework == "flowledger":
         return _tiny(config)
     own = slime_engine.architecture_of(config.raw) if model is None and config.framework == "slime" else None
-    if own is not None:
-        return own  # Megatron's flags say the sizes
+    if own is not None:  # Megatron's flags say the sizes; the checkpoint, what the model is called
+        known = find(config.model.path)
+        return known if known and _same(known, own) else own
     named = model or config.model.path
     if (found := find(named)) is not None:
         return found
     if _is_there(named):
         return read_model(Path(named).expanduser())
+    if model is None and named == UNKNOWN_MODEL:
+        raise BadInput(f"{config.source_of('model.path')}; or --model NAME")
     source = "--model" if model else f"model.path ({config.source_of('model.path')})"
     last = named.rstrip("/").rpartition("/")[2]
     raise BadInput(
@@ -39,6 +43,12 @@ def device_of(name: str | None, config: RunConfig) -> Gpu | None:
     """The device asked for, else the configuration's own; None for a CPU. Raises BadInput with the nearest names."""
     named = name or config.hardware.gpu
     return None if named is None or named == "cpu" else gpu(named)
+
+
+def _same(known: Architecture, built: Architecture) -> bool:
+    """Whether flags build a model of the catalogue: the same sizes, its vocabulary perhaps padded."""
+    sizes = ("layers", "hidden", "heads", "kv_heads", "head_dim", "ffn")
+    return all(getattr(known, size) == getattr(built, size) for size in sizes) and built.vocab >= known.vocab
 
 
 def _is_there(path: str) -> bool:

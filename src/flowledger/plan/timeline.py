@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 BLOCK = 512  # the CUDA caching allocator hands out multiples of this
+END = 10**9  # later than any instant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +20,7 @@ class Live:
     bytes: int  # of one
     count: int = 1
     born: int = 0
-    dies: int = 10**9
+    dies: int = END
     label: str = ""  # which one: `layer 3 gate‖up`, `fp32 copy of logits`
     formula: str = ""  # how the bytes come about, in symbols
     source: str = ""  # of the formula
@@ -73,7 +74,11 @@ class Timeline:
 
     def beside(self, others: Iterable[Live]) -> "Timeline":
         """The same stage with tensors of elsewhere resting beside it from begin to end (another model, an engine)."""
-        return self.with_(*(replace(live, born=0, dies=10**9) for live in others))
+        return self.with_(*(live if _always(live) else replace(live, born=0, dies=END) for live in others))
+
+
+def _always(live: Live) -> bool:
+    return live.born == 0 and live.dies == END
 
 
 @dataclass(frozen=True, slots=True)

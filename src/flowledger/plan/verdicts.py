@@ -6,18 +6,12 @@ from flowledger.config.engine import Serving
 from flowledger.config.schema import RunConfig
 from flowledger.ledger.rows import FindingRow
 from flowledger.plan import kv_cache
-from flowledger.plan.memory import FIRST, StageMemory
+from flowledger.plan.memory import StageMemory
 from flowledger.plan.roles import longest
 from flowledger.plan.serving import Served
 from flowledger.tables.models import Architecture
 
 GIB = 2**30
-FIRES = {
-    "rollout": "first_rollout",
-    "weight_sync": "first_update",
-    "update_actor": "first_update",
-    "update_critic": "first_update",
-}
 IN_PROCESS = ("flowledger", "hf")
 
 
@@ -32,8 +26,9 @@ def verdicts(
         )  # fmt: skip
         return
     yield _engine(served)
-    over = [one for one in _fullest(stages) if (one.free or 0) < 0]
-    yield from (_over(one) for one in over)
+    over = sorted((one for one in _fullest(stages) if (one.free or 0) < 0), key=lambda one: one.free or 0)
+    if over:
+        yield _over(over[0], over[1:])
     if not over:
         yield FindingRow(
             id="memory.fits", scope="plan", order="oom", verdict="pass", message="every stage fits the device"
@@ -62,15 +57,18 @@ def _fullest(stages: list[StageMemory]) -> list[StageMemory]:
     return list(found.values())
 
 
-def _over(one: StageMemory) -> FindingRow:
+def _over(one: StageMemory, others: list[StageMemory]) -> FindingRow:
+    """One finding for the worst stage; the others that do not fit are named in it."""
     need, limit = max(one.reserved, one.peak.bytes), one.limit or 0
     largest = next(iter(one.peak.by_kind().items()))
     where = "" if one.ranks.name == "all" else f" on {one.ranks.name}"
+    too = f"; nor do {', '.join(other.stage for other in others)}" if others else ""
+    first = "first_rollout" if any(other.stage == "rollout" for other in (one, *others)) else "first_update"
     return FindingRow(
         id="memory.fits", scope="plan", order="oom", verdict="fail", severity="error", stage=one.stage, role=one.role,
-        step=one.step, fires_at="first_update" if one.step == FIRST else FIRES.get(one.stage, "first_update"),
+        step=one.step, fires_at=first,
         message=f"{one.stage}{where} needs {need / GIB:.1f} GiB at {one.peak.instant} and the device has {limit / GIB:.1f} GiB; "
-        f"most of it is {largest[0]}, {largest[1] / GIB:.1f} GiB",
+        f"most of it is {largest[0]}, {largest[1] / GIB:.1f} GiB{too}",
         next_step="--advise ranks single changes by what they save",
     )  # fmt: skip
 

@@ -14,7 +14,9 @@ from typing import Any
 from flowledger.config.foreign import Reading
 from flowledger.config.schema import RunConfig
 from flowledger.plan.plan import Plan
+from flowledger.plan.roles import longest
 
+MOST_CHANGES = 4  # of a combination: beyond that another parallelism is the better answer
 MOST_TOKENS = 2**22  # nobody asks for more in one micro-batch
 
 
@@ -86,6 +88,25 @@ def advise(plan: Plan) -> list[Advice]:
     return sorted(found, key=lambda one: -one.saves)
 
 
+def together(plan: Plan) -> list[Advice]:
+    """Changes one upon another, each time the one that saves most, until the plan fits; empty where one alone is enough.
+
+    What a single change saves is lost where another stage is then the fullest: only together do they help.
+    """
+    taken: list[Advice] = []
+    while len(taken) < MOST_CHANGES and not plan.fits:
+        best = next((one for one in advise(plan) if one.id not in {before.id for before in taken}), None)
+        if best is None:
+            break
+        change = next(one for one in changes() if one.id == best.id)
+        config = applied(change, plan.config)
+        if config is None:
+            break
+        taken.append(best)
+        plan = with_config(plan, config)
+    return taken if len(taken) > 1 else []
+
+
 def largest(plan: Plan) -> list[Largest]:
     """Token budget or micro-batch, and response length: the largest with which the plan still fits its device."""
     micro = plan.config.actor.micro_batch
@@ -103,9 +124,32 @@ def _largest(plan: Plan, what: str, path: str) -> Largest:
     def fits(value: int) -> bool:
         return bool(with_config(plan, changed(plan.config, path, value)).fits)
 
-    best = bisect(fits, now)
+    most, why = _most(plan, path)
+    key = plan.config.source_of(path).partition("@")[0] or path
+    best = bisect(fits, min(now, most))
+    if best is not None and best >= most:
+        return Largest(what, key, now, most, why)
     beyond = with_config(plan, changed(plan.config, path, (best or 0) + 1))
-    return Largest(what, plan.config.source_of(path).partition("@")[0] or path, now, best, beyond.worst.stage)
+    return Largest(what, key, now, best, beyond.worst.stage)
+
+
+def _most(plan: Plan, path: str) -> tuple[int, str]:
+    """Beyond this a larger value means nothing or breaks a rule, and what says so."""
+    config = plan.config
+    work = next(one for one in plan.works if one.stage == "update_actor")
+    samples = max(1, -(-config.mini_batch_samples // plan.dp(work)))
+    if path.endswith("micro_batch.samples") and config.framework != "trl":  # there it makes the mini-batch
+        return samples, "all samples of a rank's mini-batch"
+    if path.endswith("micro_batch.max_tokens"):
+        return samples * longest(config), "all tokens of a rank's mini-batch"
+    limits = [(MOST_TOKENS, "nothing here")]
+    if plan.architecture.max_positions:
+        limits.append((plan.architecture.max_positions - config.data.max_prompt_tokens, "the model's positions"))
+    if work.micro.dynamic and work.micro.max_tokens:
+        limits.append(
+            (work.micro.max_tokens - config.data.max_prompt_tokens, "the token budget, which must hold a sample")
+        )
+    return max(1, min(limits)[0]), min(limits)[1]
 
 
 def bisect(fits: Callable[[int], bool], start: int) -> int | None:
@@ -164,7 +208,7 @@ def applied(change: Change, config: RunConfig) -> RunConfig | None:
     if not holds or (change.times is not None and not isinstance(now, int | float)):
         return None
     to = type(now)(now * change.times) if change.times is not None else change.to
-    return None if to == now or to == 0 else changed(config, change.path, to)
+    return None if to == now or (change.times is not None and to == 0) else changed(config, change.path, to)
 
 
 def value_at(section: Any, path: str) -> Any:
@@ -187,7 +231,9 @@ def changed(config: RunConfig, path: str, value: Any) -> RunConfig:
 
 def key_of(change: Change, config: RunConfig) -> str:
     """What the knob is called in this framework."""
-    return dict(change.keys).get(config.framework, change.path)
+    return dict(change.keys).get(
+        config.framework, f"({change.path}; no key of {config.framework} for it is known here)"
+    )
 
 
 @cache

@@ -46,10 +46,12 @@ def _cell(value: Any) -> Any:
 
 
 def _clean(value: Any) -> Any:
+    if value is None or isinstance(value, (str, int)):  # most values, so first
+        return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, (list, tuple)):
+        return [_clean(inner) for inner in value]
     if isinstance(value, Mapping):
         return {str(key): _clean(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_clean(inner) for inner in value]
-    return value if value is None or isinstance(value, str | int) else str(value)
+    return str(value)

@@ -26,6 +26,7 @@ SHORT = {
     "temporary": "temp",
     "residue": "resid",
 }
+MOST_NAMED = 6  # checks that lack an input, by name beneath the table
 TABLES = ("chain", "checks", "memory", "shapes", "lifetimes")
 DEFAULT = ("chain", "checks", "memory")
 
@@ -34,8 +35,7 @@ CHAIN = (
     Column("source", wide=True), Column("note", wide=True),
 )  # fmt: skip
 CHECKS = (
-    Column("verdict"), Column("id"), Column("fires_at", "fires at"), Column("message"), Column("severity", wide=True),
-    Column("versions", wide=True), Column("fix", form="map", wide=True), Column("next_step", wide=True),
+    Column("verdict"), Column("id"), Column("fires_at", "fires at"), Column("message"), Column("needs", "lacks", wide=True),
 )  # fmt: skip
 MEMORY = (
     Column("stage"), Column("ranks"), *(Column(kind, SHORT.get(kind, kind), "bytes") for kind in KINDS),
@@ -53,7 +53,7 @@ SHAPES = (
 LIFETIMES = (
     Column("born_at", "made in"), Column("tensor_name", "tensor"), Column("readers", "read by"),
     Column("last_read_at", "last read", wide=True), Column("freed_at", "freed in"), Column("lifetime"),
-    Column("bytes", form="bytes"), Column("kind", wide=True), Column("owner", wide=True),
+    Column("bytes", "largest form", "bytes"), Column("kind", wide=True), Column("owner", wide=True),
 )  # fmt: skip
 COMPARE = (
     Column("stage"), Column("before", form="bytes"), Column("after", form="bytes"), Column("change", form="bytes"),
@@ -63,7 +63,7 @@ ADVICE = (
     Column("peak_stage", "peak then in"), Column("costs"),
 )  # fmt: skip
 LARGEST = (
-    Column("what"), Column("key"), Column("now", form="count"), Column("largest", "largest that fits", "count"),
+    Column("what"), Column("key"), Column("now", form="count"), Column("largest", "largest that fits"),
     Column("limited_by", "limited by"),
 )  # fmt: skip
 
@@ -89,8 +89,35 @@ def draw(document: Document, screen: Console, tables: Sequence[str], *, wide: bo
         DRAWN[name](document, screen, wide)
     for name, heading, columns, rows in _questions(document):
         screen.print(Text(heading, style="bold"))
-        terminal.draw(Table(f"plan_{name}", document["run"], columns, rows), screen, wide=wide)
-    _answer(document, screen)
+        if rows:
+            terminal.draw(Table(f"plan_{name}", document["run"], columns, rows), screen, wide=wide)
+        else:
+            screen.print("none", style="dim")
+    if compare := document.get("compare"):
+        _changed(compare, screen)
+    _answer(document, screen, wide=wide)
+
+
+def _changed(compare: Mapping[str, Any], screen: Console) -> None:
+    """What became of the second plan: what it breaks, and whether it fits."""
+    after = compare["after"]
+    for line in compare["broken"]:
+        screen.print(Text.assemble(("with it fails ", "bold red"), line))
+    screen.print(Text.assemble(("with it: ", "bold"), _verdict_of(after)))
+
+
+def _verdict_of(summary: Mapping[str, Any]) -> str:
+    starts = "starts" if summary["starts"] else f"will not run ({_count(summary['fails'], 'broken rule')})"
+    where = f"peak {human_bytes(summary['peak_reserved'])} in {summary['peak_stage']}"
+    if summary["limit"] is None:
+        return f"{starts}; {where}"
+    free = summary["free"]
+    fits = f"{human_bytes(free)} stay free" if free >= 0 else f"does not fit: {human_bytes(-free)} too many"
+    return f"{starts}; {where}; {fits}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _head(document: Document) -> Text:
@@ -102,7 +129,7 @@ def _head(document: Document) -> Text:
         if summary["parameters"] >= 1e7
         else f"{summary['parameters']:,} parameters"
     )
-    device = f"{summary['world']} × {summary['gpu'] or 'CPU process'}"
+    device = f"{summary['world']} × {summary['gpu'] or ('CPU process' if summary['framework'] == 'flowledger' else 'GPU (not named)')}"
     return Text.assemble(
         ("plan ", "bold"),
         (document["run"], "bold cyan"),
@@ -115,11 +142,17 @@ def _chain(document: Document, screen: Console, wide: bool) -> None:
 
 
 def _checks(document: Document, screen: Console, wide: bool) -> None:
-    draw_checks(document["checks"], document["run"], screen, wide=wide)
+    _verdicts(document["checks"], document["run"], screen, wide=wide)
 
 
-def draw_checks(rows: Rows, run: str, screen: Console, *, wide: bool = False) -> None:
-    """What fails and warns; what passed or could not be checked is counted, and listed with --wide."""
+def draw_checks(rows: Rows, run: str, reading: Mapping[str, Any], screen: Console, *, wide: bool = False) -> None:
+    """The checks alone, and how the input was read."""
+    _verdicts(rows, run, screen, wide=wide)
+    _how_read(reading, screen)
+
+
+def _verdicts(rows: Rows, run: str, screen: Console, *, wide: bool) -> None:
+    """What fails and warns; what passed is counted, and listed with --wide; what was not checked is named."""
     shown = [row for row in rows if wide or row["verdict"] in ("fail", "warn")]
     if shown:
         terminal.draw(Table("plan_checks", run, CHECKS, shown), screen, wide=wide)
@@ -128,7 +161,11 @@ def draw_checks(rows: Rows, run: str, screen: Console, *, wide: bool = False) ->
         f"{verdicts.count(name)} {word}"
         for name, word in (("fail", "fail"), ("warn", "warn"), ("pass", "hold"), ("skipped", "not checked"))
     )
-    screen.print(Text(f"checks: {counts}", style="dim"))
+    lacking = [
+        f"{row['id']} (needs {', '.join(row['needs'] or ['more'])})" for row in rows if row["verdict"] == "skipped"
+    ]
+    named = f": {', '.join(lacking[:MOST_NAMED])}{' …' if len(lacking) > MOST_NAMED else ''}" if lacking else ""
+    screen.print(Text(f"checks: {counts}{named}", style="dim"))
 
 
 def _memory(document: Document, screen: Console, wide: bool) -> None:
@@ -191,8 +228,11 @@ def _questions(document: Document) -> list[tuple[str, str, tuple[Column, ...], R
         found.append(("compare", f"with {', '.join(compare['set'])}", COMPARE, compare["rows"]))
     if "advice" in document:
         found.append(("advice", "single changes that lower the peak", ADVICE, document["advice"]))
+    if document.get("together"):
+        found.append(("advice", "together: each on top of those above it", ADVICE, document["together"]))
     if "largest" in document:
-        found.append(("largest", "largest that fits", LARGEST, document["largest"]))
+        rows = [row | {"largest": row["largest"] or "none: not even 1"} for row in document["largest"]]
+        found.append(("largest", "largest that fits", LARGEST, rows))
     if "trace" in document:
         found.append(
             ("trace", "the model's own code under FakeTensor, beside the closed form", TRACE, document["trace"])
@@ -200,7 +240,7 @@ def _questions(document: Document) -> list[tuple[str, str, tuple[Column, ...], R
     return found
 
 
-def _answer(document: Document, screen: Console) -> None:
+def _answer(document: Document, screen: Console, *, wide: bool) -> None:
     """Does it start, does it fit, where is the peak: one line each, the worst first."""
     summary = document["summary"]
     worst = next(
@@ -214,19 +254,19 @@ def _answer(document: Document, screen: Console) -> None:
         f"[bold]peak[/bold] {human_bytes(worst['allocated'])} allocated, about {human_bytes(worst['reserved'])} reserved, in "
         f"{where}: {of}"
     )
-    _estimates(document, screen)
+    if wide:
+        _estimates(document, screen)
     _starts(summary, screen)
-    _fits(summary, screen)
-    for line in (*document["reading"]["notes"], *(f"assumed {one}" for one in document["reading"]["assumed"])):
+    _fits(summary, screen, asked="advice" in document)
+    _how_read(document["reading"], screen)
+
+
+def _how_read(reading: Mapping[str, Any], screen: Console) -> None:
+    """What a user should know of how the input was read, what was assumed, and what nobody used."""
+    for line in (*reading["notes"], *(f"assumed {one}" for one in reading["assumed"])):
         screen.print(Text(line, style="dim"))
-    if ignored := document["reading"]["ignored"]:
-        screen.print(
-            Text(
-                f"{len(ignored)} key{'s' * (len(ignored) > 1)} ignored, for no figure here depends on them: "
-                f"{', '.join(ignored)}",
-                style="dim",
-            )
-        )
+    if ignored := reading["ignored"]:
+        screen.print(Text(f"ignored, for no figure here depends on it: {', '.join(ignored)}", style="dim"))
 
 
 def _estimates(document: Document, screen: Console) -> None:
@@ -243,15 +283,21 @@ def _estimates(document: Document, screen: Console) -> None:
 def _starts(summary: Mapping[str, Any], screen: Console) -> None:
     if summary["starts"]:
         screen.print(
-            "[green]starts[/green]: no rule is broken" + (f", {summary['warns']} warnings" if summary["warns"] else "")
+            "[green]starts[/green]: no rule is broken"
+            + (f", {_count(summary['warns'], 'warning')}" if summary["warns"] else "")
         )
     else:
-        screen.print(f"[bold red]will not run[/bold red]: {summary['fails']} broken rules, above")
+        screen.print(
+            f"[bold red]will not run[/bold red]: {_count(summary['fails'], 'broken rule')}, see the checks (--table checks)"
+        )
 
 
-def _fits(summary: Mapping[str, Any], screen: Console) -> None:
+def _fits(summary: Mapping[str, Any], screen: Console, *, asked: bool) -> None:
     if summary["limit"] is None:
-        screen.print("name a device with --gpu to hold the peak against its memory", style="dim")
+        screen.print(
+            "no device is named: --gpu holds the peak against its memory, and sizes an engine's KV pool (80 GiB until then)",
+            style="dim",
+        )
         return
     free = abs(summary["free"])
     if summary["fits"]:
@@ -262,6 +308,6 @@ def _fits(summary: Mapping[str, Any], screen: Console) -> None:
         screen.print("[bold red]does not fit[/bold red]: the inference engine cannot start, see memory.engine above")
     else:
         screen.print(
-            f"[bold red]does not fit[/bold red]: {human_bytes(free)} more than {human_bytes(summary['limit'])} are needed; "
-            "--advise ranks what would help"
+            f"[bold red]does not fit[/bold red]: {human_bytes(free)} more than {human_bytes(summary['limit'])} are needed"
+            + ("" if asked else "; --advise ranks what would help")
         )

@@ -190,5 +190,5 @@ def _memory_summary(ledger: Ledger, step: int | None) -> dict[str, Any]:
     return {
         "peak": highest,
         "allocator": readings[0] if readings else None,
-        "estimates": estimates(ledger, highest, step=step),
+        "estimates": [] if highest["source"] == "plan" else estimates(ledger, highest, step=step),
     }

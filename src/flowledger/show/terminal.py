@@ -20,7 +20,7 @@ MOST_STEPS = 3  # sections of a step, unless a step is asked for
 WRAPPED = frozenset({
     ("shapes", "logical_shape"), ("shapes", "common_bug"), ("lifetimes", "readers"), ("findings", "message"),
     ("findings", "next_step"), ("plan_chain", "quantity"), ("plan_chain", "key"), ("plan_chain", "arithmetic"),
-    ("plan_checks", "message"), ("plan_lifetimes", "readers"), ("plan_advice", "key"), ("plan_advice", "costs"),
+    ("plan_checks", "message"), ("plan_checks", "needs"), ("plan_lifetimes", "readers"), ("plan_advice", "key"), ("plan_advice", "costs"),
     ("plan_largest", "what"), ("plan_largest", "key"),
 })  # fmt: skip
 # Widths where a terminal is narrower than ROOMY: what does not fit goes on in the next line, so that nothing is lost.
@@ -115,6 +115,8 @@ def _columns(table: Table, rows: list[Any], screen: Console, wide: bool) -> list
         "mask_fits",
         "accesses",
     } | {column.name for column in table.columns if column.name.endswith("_min")}
+    if table.name == "findings" and screen.width < ROOMY:  # JSON and CSV have them; here the message needs the room
+        hidden |= {"severity", "order", "position", "scope", "evidence", "fix", "confidence"}
     shown = [column for column in table.columns if column.name not in hidden and (wide or not column.wide)]
     return [c for c in shown if not c.wide or any(row.get(c.name) is not None for row in rows)]
 
@@ -316,6 +318,8 @@ def _peak_and_estimates(table: Table, screen: Console, columns: list[Column]) ->
             f"{human_bytes(reading['reserved'])}, of which {spare} were not allocated then"
         )
     screen.print("resid: what no tensor explains (the process itself); live: the sum of the kinds", style="dim")
+    if not table.summary["estimates"]:
+        return
     grid = Grid(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
     for heading in ("rough estimate", "estimate", "measured", "deviation"):
         grid.add_column(heading, justify="left" if heading == "rough estimate" else "right")

@@ -57,6 +57,7 @@ def _fsdp(settings: Settings, draft: Draft, role: str, place: Allocation) -> Non
     target, compute = f"{role}.engine", dtype(settings, f"{role}.dtype")
     stored = compute if is_older(settings) else dtype(settings, f"{role}.optimizer_dtype")
     draft.put(f"{target}.strategy", "fsdp2", f"{role}.backend", "allocation_mode")
+    draft.put(f"{target}.outside", "embedding", f"{role}.backend", "allocation_mode")  # utils/fsdp apply_fsdp2
     draft.put(
         f"{target}.param_dtype", stored, *((f"{role}.dtype",) if is_older(settings) else (f"{role}.optimizer_dtype",))
     )

@@ -184,10 +184,9 @@ def _algorithm(settings: Settings, draft: Draft) -> None:
 
 
 def _models(settings: Settings, draft: Draft, places: Places) -> None:
-    path = settings.text("actor.path") or settings.assumed("model.path")
-    if not path:
+    draft.put_model("actor.path", settings.assumed("model.path"))
+    if "model" not in draft.data:
         raise BadInput(f"{settings.release}: actor.path is missing; name the model, or --assume model.path=NAME")
-    draft.put("model.path", path, "actor.path")
     engine(settings, draft, "actor", places.actor, places.key)
     draft.copy("actor.engine.mesh", "mesh")
     if draft.data["actor"]["engine"]["param_dtype"] != "float16":

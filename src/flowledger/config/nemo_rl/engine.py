@@ -32,6 +32,7 @@ def engine(settings: Settings, draft: Draft, backend: str) -> None:
 def _dtensor(settings: Settings, draft: Draft, compute: str) -> None:
     own = "policy.dtensor_cfg"
     draft.put(f"{ENGINE}.strategy", "fsdp2", f"{own}.enabled")
+    draft.put(f"{ENGINE}.outside", "root", f"{own}.enabled")  # models/dtensor/parallelize.py: layers, then the model
     draft.put(f"{ENGINE}.param_dtype", "float32", f"{own}.enabled")
     draft.put("model.dtype", "float32", f"{own}.enabled")
     draft.put(f"{ENGINE}.compute_dtype", compute, "policy.precision")

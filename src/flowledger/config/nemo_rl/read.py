@@ -10,12 +10,13 @@ from pathlib import Path
 from flowledger.config.dotted import ABSENT, at, flat, merged, override
 from flowledger.config.foreign import Reading
 from flowledger.config.interpolation import resolved
+from flowledger.config.near_key import near
 from flowledger.config.nemo_rl.engine import engine, lora
 from flowledger.config.nemo_rl.inheritance import Composed, composed, of_table, places
 from flowledger.config.nemo_rl.rollout import lengths, rollout
 from flowledger.config.settings import Draft, Settings, table
 from flowledger.config.yaml_text import COMMAND_LINE
-from flowledger.flow.errors import BadInput, nearest
+from flowledger.flow.errors import BadInput
 
 NO_DUAL_CLIP = 1e6  # the bound of algorithm.clip_dual: never reached
 GROUP = "grpo.num_generations_per_prompt"
@@ -32,7 +33,7 @@ def read(
     draft = Draft(settings)
     backend = _backend(settings)
     world = _hardware(settings, draft, backend)
-    draft.put("model.path", settings.text("policy.model_name"), "policy.model_name")
+    draft.put_model("policy.model_name")
     _batch(settings, draft)
     engine(settings, draft, backend)
     _reference(settings, draft)
@@ -60,7 +61,7 @@ def _settings(found: Composed, assume: Mapping[str, str], version: str | None) -
     for key in where:
         above = key.rpartition(".")[0]
         if above in sections and key not in leaves | sections and not key.startswith(("env.", "data.", "logger.")):
-            settings.notes.append(f"{where[key]}: {key} is no key of the base configuration{nearest(key, leaves)}")
+            settings.notes.append(f"{where[key]}: {key} is no key of the base configuration{near(key, leaves)}")
     return settings
 
 

@@ -26,11 +26,7 @@ def engine(settings: Settings, draft: Draft, world: int) -> None:
         raise settings.bad("ds.zero_stage", "should be 0, 1, 2 or 3; use 2")
     put = draft.put
     put("actor.engine.strategy", f"zero{stage}" if stage else "ddp", "ds.zero_stage")
-    put(
-        "model.path",
-        settings.text("actor.model_name_or_path") or settings.assumed("model.path"),
-        "actor.model_name_or_path",
-    )
+    draft.put_model("actor.model_name_or_path", settings.assumed("model.path"))
     _dtypes(settings, draft)
     packed = settings.flag("ds.packing_samples")
     put("actor.packed", packed, "ds.packing_samples")

@@ -11,11 +11,13 @@ from typing import Any
 from flowledger.config import flag_words
 from flowledger.config.dotted import Tree, place
 from flowledger.config.foreign import Reading
+from flowledger.config.near_key import near
 from flowledger.config.openrlhf.engine import engine
 from flowledger.config.openrlhf.models import critic, reference, rewards, serving
 from flowledger.config.settings import Draft, Settings, table
 from flowledger.config.shell.launches import Launched
-from flowledger.flow.errors import BadInput, nearest
+from flowledger.config.shell.word import left_open
+from flowledger.flow.errors import BadInput
 
 NO_DUAL_CLIP = 1e6  # the bound of algorithm.clip_dual: never reached
 PROGRAM = ("train_ppo_ray",)
@@ -33,7 +35,7 @@ def read(
     older = _is_older([word for word, _ in words], facts, version)
     rows = _rows(facts, older)
     release = f"openrlhf {version or facts['older_version' if older else 'version']}"
-    given = flag_words.given(words, rows, release)
+    given = flag_words.given(words, rows, release, unset=source.unset if source is not None else ())
     _refuse_unknown(given, rows, release)
     flag_words.overridden(given, overrides, rows)
     settings = _settings(given, rows, release, assume)
@@ -81,7 +83,7 @@ def _rows(facts: Mapping[str, Any], older: bool) -> dict[str, flag_words.Row]:
 
 def _refuse_unknown(given: flag_words.Given, rows: Mapping[str, Any], release: str) -> None:
     lines = [
-        f"{place}: --{name}: {release} has no such flag and does not start{nearest(name, rows)}"
+        f"{place}: --{name}: {release} has no such flag and does not start{near(name, rows)}"
         for name, (_, place) in given.unknown.items()
     ]
     if lines:
@@ -99,7 +101,9 @@ def _settings(
         place(tree, row["key"], row.get("default"))
     for key, value in given.values.items():
         place(tree, key, value)
-    return Settings(release, tree, given.places, assume)
+    settings = Settings(release, tree, given.places, assume, given.gaps)
+    settings.spelt = {row["key"]: f"--{flag}" for flag, row in rows.items() if flag != row["key"]}
+    return settings
 
 
 def _unknown_values(source: Launched | None, settings: Settings) -> None:
@@ -107,8 +111,7 @@ def _unknown_values(source: Launched | None, settings: Settings) -> None:
     if source is None:
         return
     settings.notes += source.notes
-    settings.notes += [f"{where}: {name} is not set; give --assume {name}=…" for name, where in source.unset]
-    settings.notes += [f"{text} is not known before the run" for text in source.unknown]
+    settings.notes += left_open(source.unset, source.unknown)
 
 
 def _derive(settings: Settings) -> dict[str, Any]:

@@ -51,7 +51,8 @@ class Assigning:
             key = subscript(e, assignment.name, assignment.key)
             if assignment.append:
                 text = self.appended(assignment.name, key, text)
-            scope.assign(assignment.name, Text(text, e.place), missing=frozenset(missing), key=key)
+            lacks = frozenset(missing)
+            scope.assign(assignment.name, Text(text, e.place, lacks), missing=lacks, key=key)
 
     def appended(self, name: str, key: str, text: str) -> str:
         old = self.scope.variables.get(name)
@@ -73,7 +74,7 @@ class Assigning:
                 items[key] = Text(e.one(raw), e.place)
                 index = int(key) + 1 if kind == "array" and key.isdigit() else index
                 continue
-            for field in e.fields(word.text):
+            for field in e.words(word.text):
                 items[str(index)] = field
                 index += 1
         kept = old.missing if old and assignment.append else frozenset()

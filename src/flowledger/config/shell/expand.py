@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flowledger.config.shell.lexer import closing, past
 from flowledger.config.shell.patterns import braces, glob
 from flowledger.config.shell.scope import Missing, Scope, Text, unknown
 from flowledger.flow.errors import BadInput
 
+PER_WORD = 64  # characters that a word counts for, beside its own
 _NAME = re.compile(r"[A-Za-z_]\w*|\d|[@*#?$!-]")
 _ASSIGNED = re.compile(r"[A-Za-z_]\w*\+?=")
 _ANSI = {"n": "\n", "t": "\t", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "E": "\x1b", "f": "\f", "v": "\v"}
@@ -36,13 +37,38 @@ class Expander:
     def fields(self, raw: str) -> list[Text]:
         """The fields that one raw word becomes: none, one, or many."""
         found = []
-        for word in braces(raw):
+        try:
+            words = braces(raw)
+        except BadInput as error:
+            raise BadInput(f"{self.place}: {error}") from None
+        if len(words) > 1:
+            self.scope.found.spend(sum(len(word) + PER_WORD for word in words), self.place)
+        for word in words:
             found += self.split(self.pieces(self.with_home(word)))
+        self.scope.found.spend(sum(len(field.text) + PER_WORD for field in found), self.place)
         return found
+
+    def words(self, raw: str) -> list[Text]:
+        """The fields with what each lacks: a single one all that was missing, of several those that are left empty."""
+        before = set(self.scope.missing)
+        self.scope.missing.clear()
+        found = self.fields(raw)
+        missing = frozenset(self.scope.missing)
+        self.scope.missing.update(before)
+        if not missing:
+            return found
+        return [
+            replace(field, missing=field.missing or missing)
+            if len(found) == 1 or (not field.missing and field.text[-1:] in ("=", ""))
+            else field
+            for field in found
+        ]
 
     def one(self, raw: str, *, assigned: bool = False) -> str:
         """The word without splitting, as the right side of `=`, a `case` word or an operand of `[[`."""
-        return joined(self.pieces(self.with_home(raw, assigned=assigned)), self.scope.ifs)
+        text = joined(self.pieces(self.with_home(raw, assigned=assigned)), self.scope.ifs)
+        self.scope.found.spend(len(text), self.place)
+        return text
 
     def pattern(self, raw: str) -> str:
         """A regular expression for a glob pattern."""
@@ -73,7 +99,7 @@ class Expander:
             end, more = self.next(raw, at, double)
             if end <= at:
                 raise BadInput(
-                    f"{self.place}: {raw[at : at + 30]} is opened and never closed; close the quote or bracket"
+                    f"{self.place}: {raw[at : at + 6]} is opened and never closed; close the quote or bracket"
                 )
             found += more
             at = end
@@ -171,16 +197,19 @@ class Expander:
                     if m and current is not None:
                         done.append(current)
                         current = None
-                    current = _add(current, Text(part, item.place)) if part is not None else current
+                    current = _add(current, replace(item, text=part)) if part is not None else current
         return done if current is None else [*done, current]
 
 
 def _add(current: Text | None, more: Text) -> Text:
     if current is None or not current.text:
-        return Text(
-            (current.text if current else "") + more.text, more.place if more.text or current is None else current.place
-        )
-    return Text(current.text + more.text, current.place)
+        place = more.place if more.text or current is None else current.place
+        return Text((current.text if current else "") + more.text, place, _lacking(current, more))
+    return Text(current.text + more.text, current.place, _lacking(current, more))
+
+
+def _lacking(current: Text | None, more: Text) -> frozenset[Missing]:
+    return more.missing | current.missing if current else more.missing
 
 
 def cut(text: str, ifs: str) -> list[str | None]:

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from flowledger.config.shell.commands import Exit, Leave, Return
 from flowledger.config.shell.control import HANDLERS
-from flowledger.config.shell.scope import Command, Found, Scope, Text, Variable, plain, unknowns_in
+from flowledger.config.shell.scope import ASSUMED, Command, Found, Scope, Text, Variable, plain, unknowns_in
 from flowledger.config.shell.simple import simple
 from flowledger.config.shell.statements import Script, Walker
+from flowledger.config.shell.word import Gap, Word
 from flowledger.flow.errors import BadInput
 
 LARGEST = 1 << 20  # bytes; a launch script has a few thousand
@@ -23,29 +24,40 @@ LARGEST = 1 << 20  # bytes; a launch script has a few thousand
 class Launched:
     """One command that starts a program, as it would reach `execve`; wrappers such as `nohup` and `srun` are taken off."""
 
-    argv: tuple[str, ...]
+    argv: tuple[str, ...]  # a Word where something of it is not known
     places: tuple[str, ...]  # `run.sh:31` of each word: where it was written
     line: int  # of the command
     file: str
     unset: tuple[tuple[str, str], ...] = ()  # (name, place) of variables that were read, are not set, and reach a word
     unknown: tuple[str, ...] = ()  # `$(…)` texts that stand in a word
+    assumed: tuple[str, ...] = ()  # names of --assume that an expansion of the script used
     environment: Mapping[str, str]  # what the script exports or puts before the command
     notes: tuple[str, ...] = ()  # conditions and files that could not be known
 
 
-def launches(path: str | Path, argv: Sequence[str] = (), variables: Mapping[str, str] | None = None) -> list[Launched]:
+def launches(
+    path: str | Path,
+    argv: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+    assumed: Mapping[str, str] | None = None,
+) -> list[Launched]:
     """The programs that `variables… bash path argv…` would start, in order; never empty.
+
+    `assumed` are variables too, and stand above what a script assigns where that is not known before the run.
 
     Raises BadInput with `file:line` for what is no bash, for a variable that the script itself demands (`${X:?}`), and for a
     script that starts nothing.
     """
-    file, given = str(path), dict(variables or {})
+    file, assumed = str(path), assumed or {}
+    given = {**(variables or {}), **assumed}
     source = read_script(Path(path))
-    found = Found()
+    found = Found(assumed=assumed)
     scope = Scope(file=file, directory=Path.cwd(), found=found, arguments=[Text(word, "command line") for word in argv])
     outside = {"HOME": str(Path.home()), "PWD": str(Path.cwd()), "BASH_VERSION": "5.2", **given}
     for name, value in outside.items():
-        scope.variables[name] = Variable({"0": Text(value, "environment")}, exported=True)
+        scope.variables[name] = Variable(
+            {"0": Text(value, ASSUMED if name in assumed else "environment")}, exported=True
+        )
     try:
         Walker(simple, HANDLERS).run(Script(source, file), scope)
     except (Exit, Leave, Return):
@@ -119,15 +131,25 @@ def _launched(command: Command, found: Found, given: Mapping[str, str]) -> Launc
     own.pop("PWD", None)
     own.pop("OLDPWD", None)
     return Launched(
-        argv=tuple(plain(text) for text in texts),
+        argv=tuple(_word(word, found) for word in command.words),
         places=tuple(word.place for word in command.words),
         line=int(command.place.rpartition(":")[2]),
         file=command.place.rpartition(":")[0],
         unset=tuple((one.name, one.place) for one in missing),
         unknown=tuple(unknown),
+        assumed=tuple(name for name in found.assumed if name in found.used),
         environment=own,
         notes=tuple(found.notes),
     )
+
+
+def _word(word: Text, found: Found) -> str:
+    unknown = tuple(dict.fromkeys(unknowns_in(word.text)))
+    unset = tuple((one.name, one.place) for one in sorted(word.missing, key=lambda one: (one.place, one.name)))
+    if not unknown and not unset:
+        return plain(word.text)
+    holders = tuple(dict.fromkeys(found.holders[text] for text in unknown if text in found.holders))
+    return Word(plain(word.text), Gap(unknown=unknown, unset=unset, variables=holders), word.place)
 
 
 def _nothing(file: str, found: Found) -> str:

@@ -198,7 +198,7 @@ class _Lexer:
     def quoted(self, line: int) -> None:
         end = past(self.text, self.at)
         if end < 0:
-            shown = self.text[self.at : self.at + 30].split("\n")[0]
+            shown = self.text[self.at : self.at + 6].split("\n")[0]
             raise BadInput(f"{self.file}:{self.line}: {shown} is opened and never closed; close the quote or bracket")
         self.at = end
 

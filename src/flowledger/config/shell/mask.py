@@ -57,7 +57,7 @@ def masked(text: str, file: str, first: int) -> bytes:
 def _closed(text: str, at: int, file: str, first: int) -> int:
     end = past(text, at)
     if end < 0:
-        shown = text[at : at + 30].split("\n")[0]
+        shown = text[at : at + 6].split("\n")[0]
         line = first + text.count("\n", 0, at)
         raise BadInput(f"{file}:{line}: {shown} is opened and never closed; close the quote or bracket")
     return end

@@ -5,9 +5,10 @@ import re
 from flowledger.config.shell.arithmetic import ArithmeticFault, integer
 from flowledger.config.shell.expand import Expander, Piece, joined
 from flowledger.config.shell.lexer import closing, past
-from flowledger.config.shell.scope import Missing, Text, is_unknown, plain
+from flowledger.config.shell.scope import ASSUMED, Missing, Text, is_unknown, plain
 from flowledger.flow.errors import BadInput
 
+PER_READ = 100  # what a variable of an expression counts for: expressions may name each other
 _NAME = re.compile(r"[A-Za-z_]\w*|\d+|[@*#?$!-]")
 _OPERATOR = re.compile(r":-|:=|:\?|:\+|:|-|=|\?|\+|##|#|%%|%|//|/#|/%|/|\^\^|\^|,,|,|@")
 
@@ -82,6 +83,8 @@ def read(e: Expander, name: str, key: str | None) -> list[Text] | None:
     if variable is None:
         return None
     scope.missing.update(variable.missing)
+    if name in scope.found.assumed and any(item.place == ASSUMED for item in variable.items.values()):
+        scope.found.used.add(name)
     if key in ("@", "*"):
         return variable.values or None
     index_text = subscript(e, name, key)
@@ -110,6 +113,7 @@ def arithmetic(e: Expander, expression: str) -> str:
     text = joined(e.pieces(expression, double=True), e.scope.ifs)
 
     def variable(name: str) -> str:
+        e.scope.found.spend(PER_READ, e.place)
         found = read(e, name, None)
         if found is None:
             e.miss(name)
@@ -244,7 +248,7 @@ def _changed(e: Expander, text: str, sign: str, word: str, double: bool) -> str:
     if is_unknown(text):
         return text
     if sign in ("#", "##", "%", "%%"):
-        return _without(text, e.pattern(word), sign)
+        return _without(e, text, e.pattern(word), sign)
     if sign[0] == "/":
         return _replaced(e, text, sign, word, double)
     if sign[0] in "^,":
@@ -258,8 +262,9 @@ def _changed(e: Expander, text: str, sign: str, word: str, double: bool) -> str:
     return {"U": text.upper(), "L": text.lower(), "u": text[:1].upper() + text[1:]}.get(word, text)
 
 
-def _without(text: str, pattern: str, sign: str) -> str:
+def _without(e: Expander, text: str, pattern: str, sign: str) -> str:
     """The text less the shortest (`#`, `%`) or longest (`##`, `%%`) match at its start or end."""
+    e.scope.found.spend(len(text) ** 2 // 1000, e.place)
     ends = range(len(text) + 1)
     order = reversed(ends) if (sign == "##") or (sign == "%") else ends
     compiled = re.compile(pattern, re.DOTALL)

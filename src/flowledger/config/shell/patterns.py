@@ -3,6 +3,9 @@
 import re
 
 from flowledger.config.shell.lexer import past
+from flowledger.flow.errors import BadInput
+
+MOST_WORDS = 10_000
 
 _CLASSES = {
     "alpha": "a-zA-Z",
@@ -104,11 +107,10 @@ def braces(text: str) -> list[str]:
                 return [text]
         elif text[at] == "{" and (found := _alternatives(text, at)):
             end, inner = found
-            return [
-                text[:at] + middle + tail
-                for middle in (m for choice in inner for m in braces(choice))
-                for tail in braces(text[end:])
-            ]
+            middles, tails = [m for choice in inner for m in braces(choice)], braces(text[end:])
+            if len(middles) * len(tails) > MOST_WORDS:
+                raise BadInput(f"{text[:40]}…: its braces make more than {MOST_WORDS} words, and no launch has so many")
+            return [text[:at] + middle + tail for middle in middles for tail in tails]
         else:
             at += 1
     return [text]

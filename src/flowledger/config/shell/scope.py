@@ -9,9 +9,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from flowledger.flow.errors import BadInput
+
 OPEN, CLOSE = "\ue010", "\ue011"  # around text that stands for a value nobody knows before the run
 BLANKS = {" ": "\ue000", "\t": "\ue001", "\n": "\ue002"}
 IFS = " \t\n"
+LONGEST_VALUE = 1 << 17  # MAX_ARG_STRLEN of Linux
+MOST_EXPANDED = 1 << 23
+ASSUMED = "--assume"  # the place of a variable that it gives
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +25,7 @@ class Text:
 
     text: str
     place: str
+    missing: frozenset["Missing"] = frozenset()  # what was not set when this word was made
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +71,19 @@ class Found:
     commands: list[Command] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # conditions and files that could not be known
     statements: int = 0  # run so far, bounded
+    spent: int = 0  # characters that were expanded so far, bounded
+    assumed: Mapping[str, str] = field(default_factory=dict)  # variables of --assume
+    used: set[str] = field(default_factory=set)  # those of them that were read
+    holders: dict[str, str] = field(default_factory=dict)  # text that nobody knows -> the variable that holds it
     ended: str | None = None  # where an `exit` was met
+
+    def spend(self, characters: int, place: str) -> None:
+        """Raises BadInput where a script expands more than any launch does, as one that doubles a variable in a loop."""
+        self.spent += characters
+        if self.spent > MOST_EXPANDED:
+            raise BadInput(
+                f"{place}: its words expand to more than {MOST_EXPANDED >> 20} million characters; does a variable double?"
+            )
 
 
 @dataclass(slots=True)
@@ -109,7 +127,18 @@ class Scope:
         return IFS if own is None else own
 
     def assign(self, name: str, value: Text, *, missing: frozenset[Missing] = frozenset(), key: str = "0") -> None:
-        """Set one element, keeping the others of an array."""
+        """Set one element, keeping the others of an array. What --assume gives stands above what nobody knows."""
+        if len(value.text) > LONGEST_VALUE:
+            raise BadInput(
+                f"{value.place}: {name} has {len(value.text)} characters, and the kernel takes no word of more than "
+                f"{LONGEST_VALUE}; does it double in a loop?"
+            )
+        if is_unknown(value.text):
+            if name in self.found.assumed:
+                self.found.used.add(name)
+                value = Text(self.found.assumed[name], value.place)
+            for text in unknowns_in(value.text):
+                self.found.holders.setdefault(text, name)
         old = self.variables.get(name)
         if old is None or (old.kind == "scalar" and key == "0"):
             kind: Literal["scalar", "array", "map"] = "scalar" if key == "0" else "array"

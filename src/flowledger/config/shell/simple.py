@@ -1,5 +1,6 @@
 """Simple commands: assignments, declarations, builtins, functions; and the program that a command starts, written down."""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,9 +12,11 @@ from flowledger.config.shell.lexer import DECLARATIONS, simple_commands
 from flowledger.config.shell.parameters import arithmetic
 from flowledger.config.shell.scope import Command, Missing, Scope, Text, Variable, is_unknown, plain, unknown
 from flowledger.config.shell.statements import Script, Walker, call
+from flowledger.config.shown import shown_setting
 from flowledger.flow.errors import BadInput
 
 LARGEST_SOURCED = 1 << 20
+_SETTING = re.compile(r"--[A-Za-z]|[+~]{0,2}[A-Za-z_]\w*(\.\w+)+=")
 
 
 def simple(walker: Walker, text: str, line: int, script: Script, scope: Scope) -> Truth:
@@ -36,7 +39,7 @@ class _Run(Assigning):
         if words and words[0].text in DECLARATIONS:
             return self.declare()
         with noting(self.scope) as missing:
-            fields = [field for word in words for field in self.at(word.line).fields(word.text)]
+            fields = [field for word in words for field in self.at(word.line).words(word.text)]
             if not fields:
                 for assignment in self.parsed.assignments:
                     self.assign(assignment)
@@ -77,6 +80,11 @@ class _Run(Assigning):
     def outside(self, words: list[Text]) -> Truth:
         """A command that is not run. Inside `$(…)` its output may be known."""
         name, scope = words[0].text, self.scope
+        if scope.output is None and _SETTING.match(name):
+            scope.found.notes.append(
+                f"{self.place}: {shown_setting(plain(name))} stands alone as a command and is not read; "
+                "is a backslash missing at the end of the line before it?"
+            )
         if scope.output is None or self.parsed.output_lost:
             return commands.QUIET.get(name)
         printed = commands.output_of(name, [word.text for word in words[1:]], self.input() or "", scope)

@@ -63,8 +63,7 @@ def engine(settings: Settings, draft: Draft, world: int) -> None:
     if found.strategy == "megatron":
         draft.put("actor.engine.strategy", "megatron", "train_backend")
     _memory(settings, draft, mesh.tp * mesh.cp)
-    model = settings.text("hf_checkpoint") or settings.assumed("model.path")
-    draft.put("model.path", model, "hf_checkpoint")
+    draft.put_model("hf_checkpoint", settings.assumed("model.path"))
     draft.put("model.dtype", "bfloat16" if found.param_dtype == "bfloat16" else None, "bf16")
 
 

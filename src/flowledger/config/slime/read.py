@@ -11,11 +11,14 @@ from typing import Any
 from flowledger.config import flag_words
 from flowledger.config.dotted import Tree
 from flowledger.config.foreign import Reading
+from flowledger.config.near_key import near
 from flowledger.config.settings import Draft, Settings, table
 from flowledger.config.shell.launches import Launched
+from flowledger.config.shell.word import left_open
+from flowledger.config.shown import shown_setting
 from flowledger.config.slime.engine import engine
 from flowledger.config.slime.rollout import rewards, rollout, serving
-from flowledger.flow.errors import BadInput, nearest
+from flowledger.flow.errors import BadInput
 
 NO_DUAL_CLIP = 1e6  # the bound of algorithm.clip_dual: never reached
 PROGRAM = ("train", "train_async")
@@ -31,14 +34,14 @@ def read(
     words = flag_words.program_words(source, PROGRAM) if source is not None else []
     rows = _rows()
     release = f"slime {version or table('slime')['version']}"
-    given = flag_words.given(words, rows, release, abbreviations=False)
+    unset = source.unset if source is not None else ()
+    given = flag_words.given(words, rows, release, abbreviations=False, unset=unset)
     megatron = _megatron(given)
     _override(given, overrides, rows, megatron)
     settings = _settings(given, megatron, release, assume)
     if source is not None:
         settings.notes += source.notes
-        settings.notes += [f"{where}: {name} is not set; give --assume {name}=…" for name, where in source.unset]
-        settings.notes += [f"{text} is not known before the run" for text in source.unknown]
+        settings.notes += left_open(source.unset, source.unknown)
     draft = Draft(settings)
     derived = _derive(settings)
     world = _hardware(settings, draft)
@@ -86,9 +89,12 @@ def _override(
         elif equals and key in _known(megatron):
             megatron[key] = _scalar(value)
             given.places[key] = flag_words.COMMAND_LINE
+            given.gaps.pop(key, None)
         else:
-            hint = nearest(key, _known(megatron))
-            raise BadInput(f"{flag_words.COMMAND_LINE}: {text!r} is no setting that is known; write key=value{hint}")
+            hint = near(key, _known(megatron))
+            raise BadInput(
+                f"{flag_words.COMMAND_LINE}: {shown_setting(text)!r} is no setting that is known; write key=value{hint}"
+            )
 
 
 def _known(megatron: Mapping[str, Any]) -> list[str]:
@@ -111,15 +117,24 @@ def _settings(
     facts = table("slime")
     tree: Tree = {row["key"]: row.get("default") for row in facts["flag"]}
     tree |= {key: None for key in facts["megatron"] if key in assume}
-    settings = Settings(release, {**tree, **megatron, **given.values}, given.places, assume)
+    settings = Settings(release, {**tree, **megatron, **given.values}, given.places, assume, given.gaps)
+    settings.spelt = {key: f"--{key.replace('_', '-')}" for key in given.gaps}
+    _refuse_open(settings, facts["megatron"], megatron)
     known = [*facts["megatron"], *facts["others"], *tree]
     for key in megatron:
         if key in facts["megatron"]:
             settings.get(key)  # a plan depends on it
         elif key not in facts["others"] and not key.startswith("sglang_"):
-            hint = nearest(key, known)
+            hint = near(key, known)
             settings.notes.append(f"{given.places[key]}: --{key.replace('_', '-')} is no flag that is known here{hint}")
     return settings
+
+
+def _refuse_open(settings: Settings, read: Sequence[str], megatron: Mapping[str, Any]) -> None:
+    """Megatron's flags are read all at once: what is not known of one that a plan depends on is said here."""
+    lines = [str(settings.bad(key, "")) for key in megatron if key in settings.gaps and key in read]
+    if lines:
+        raise BadInput("\n".join(lines))
 
 
 def _derive(settings: Settings) -> dict[str, Any]:

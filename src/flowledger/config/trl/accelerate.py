@@ -222,3 +222,5 @@ def _deepspeed(settings: Settings, draft: Draft, half: str | None) -> None:
         if str(settings.get(name) or "none").lower() in ("cpu", "nvme"):
             for target in targets:
                 draft.put(f"actor.engine.offload.{target}", True, name)
+                if target == "optimizer":  # DeepSpeedCPUAdam steps there: the states never come to the device
+                    draft.put("actor.engine.offload.optimizer_fraction", 1.0, name)

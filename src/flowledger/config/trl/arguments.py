@@ -11,6 +11,10 @@ from typing import Any, Protocol, runtime_checkable
 
 from flowledger.config.dotted import flat
 from flowledger.config.settings import table
+from flowledger.config.shell import word as shell
+from flowledger.config.shell.launches import Launched
+from flowledger.config.shell.word import gap_of, marked, vanished
+from flowledger.config.shown import shown_setting
 from flowledger.config.trl import accelerate
 from flowledger.config.yaml_text import COMMAND_LINE, document, text_of
 from flowledger.flow.errors import BadInput
@@ -43,6 +47,7 @@ class Given:
     own_script: bool = False
     launcher: str | None = None  # accelerate, torchrun, trl, python; null: only a file is known
     folder: Path = field(default_factory=Path)
+    unset: Sequence[tuple[str, str]] = ()  # (name, place) of variables of the script that are not set
 
     def say(self, key: str, value: Any, place: str) -> None:
         self.values[key], self.places[key] = value, place
@@ -63,7 +68,9 @@ def given(source: Path | str | Command | None, overrides: Sequence[str]) -> Give
     for override in overrides:
         key, equals, text = override.lstrip("-").partition("=")
         if not equals or not key:
-            raise BadInput(f"{COMMAND_LINE}: {override!r} is no setting; write key=value, such as num_generations=8")
+            raise BadInput(
+                f"{COMMAND_LINE}: {shown_setting(override)!r} is no setting; write key=value, such as num_generations=8"
+            )
         found.say(_name(key), _scalar(text), COMMAND_LINE)
     _take_launch_keys(found)
     return found
@@ -85,9 +92,13 @@ def _command(source: Command) -> Given:
     words = list(zip(source.argv, map(str, source.places), strict=False))
     first = words[0][1] if words else COMMAND_LINE
     file = first.rpartition(":")[0] or first
-    found = Given(where=file, folder=Path(file).parent if file != COMMAND_LINE else Path())
+    found = Given(
+        where=file,
+        folder=Path(file).parent if file != COMMAND_LINE else Path(),
+        unset=source.unset if isinstance(source, Launched) else (),
+    )
     rest = _launcher(found, words)
-    flags = dict(_flags(rest))
+    flags = dict(_flags(rest, found.unset))
     config = flags.pop("config", None)
     if config is not None:
         _read_file(found, accelerate.found_file(str(config[0]), found.folder, config[1]))
@@ -133,23 +144,33 @@ def _options(found: Given, words: list[Word], launcher: str) -> list[Word]:
                 if isinstance(found.launch.get("num_processes"), int) and nodes.isdecimal():
                     found.launch["num_processes"] *= int(nodes)
             return words[at + (2 if name in ("m", "module") else 1) :]
+        gap = gap_of(word)
         if name in flags:
             value: Any = True
         elif equals:
-            value = _scalar(inline)
+            value = inline if gap is not None else _scalar(inline)
+        elif (gone := vanished(found.unset, place)) is not None and _is_no_value(words[at + 1 : at + 2]):
+            value, gap = "", gone
         else:
             at += 1
             value = _scalar(words[at][0]) if at < len(words) else None
+            gap = gap_of(words[at][0]) if at < len(words) else None
+        place = marked(place, gap)
         found.say_launch(TORCHRUN.get(name, name) if launcher == "torchrun" else name, value, place)
         at += 1
     return []
+
+
+def _is_no_value(following: list[Word]) -> bool:
+    """Whether the next word is the script or another option, so that this option's own value is gone."""
+    return not following or following[0][0].endswith(".py") or following[0][0].startswith("-")
 
 
 def _is_trls(script: str) -> bool:
     return script.replace(".", "/").endswith(("trl/scripts/grpo/py", "trl/scripts/grpo"))
 
 
-def _flags(words: list[Word]) -> Iterator[tuple[str, tuple[Any, str]]]:
+def _flags(words: list[Word], unset: Sequence[tuple[str, str]]) -> Iterator[tuple[str, tuple[Any, str]]]:
     """`--key value`, `--key=value`, `--key a b c`, `--switch`, `--no_switch`, as argparse and HfArgumentParser take them."""
     known = table("trl")["defaults"]
     at = 0
@@ -160,10 +181,12 @@ def _flags(words: list[Word]) -> Iterator[tuple[str, tuple[Any, str]]]:
         name, equals, inline = word[2:].partition("=")
         key = _name(name)
         at += 1
-        values = [inline] if equals else []
+        values = [_whole(word, inline)] if equals else []
         while not equals and at < len(words) and not words[at][0].startswith("--"):
             values.append(words[at][0])
             at += 1
+        gap = next(filter(None, map(gap_of, values)), None) or (None if values else vanished(unset, place))
+        place = marked(place, gap)
         if not values and key.startswith("no_") and key[3:] in known and key not in known:
             yield key[3:], (False, place)
         elif len(values) == 1:
@@ -176,7 +199,15 @@ def _name(key: str) -> str:
     return key.strip().lstrip("-").replace("-", "_")
 
 
+def _whole(word: str, inline: str) -> str:
+    gap = gap_of(word)
+    return inline if gap is None else shell.Word(inline, gap)
+
+
 def _scalar(text: str) -> Any:
+    gap = gap_of(text)
+    if gap is not None and gap.unknown:
+        return str(text)
     try:
         return document(text, COMMAND_LINE)[0] if text.strip() else ""
     except BadInput:

@@ -10,8 +10,10 @@ from typing import Any
 
 from flowledger.config.dotted import place
 from flowledger.config.foreign import Reading
+from flowledger.config.near_key import near
 from flowledger.config.settings import Draft, Settings, table
 from flowledger.config.shell.launches import Launched
+from flowledger.config.shell.word import left_open
 from flowledger.config.trl import accelerate
 from flowledger.config.trl.accelerate import PREFIX
 from flowledger.config.trl.arguments import Command, Given, given
@@ -38,8 +40,7 @@ def read(
     settings = _settings(arguments, assume, version)
     if isinstance(source, Launched):
         settings.notes += source.notes
-        settings.notes += [f"{where}: {name} is not set; give --assume {name}=…" for name, where in source.unset]
-        settings.notes += [f"{text} is not known before the run" for text in source.unknown]
+        settings.notes += left_open(source.unset, source.unknown)
     draft = Draft(settings)
     world = _hardware(settings, draft)
     derived = _batch(settings, draft, world)
@@ -85,9 +86,10 @@ def _settings(arguments: Given, assume: Mapping[str, str], version: str | None) 
     unknown = [key for key in arguments.values if key not in known and not key.startswith("env.")]
     unknown = [key for key in unknown if not (older and key in facts["older"])]
     if arguments.own_script:
-        near = {key: nearest(key, known) for key in unknown}
         settings.notes += [
-            f"{key} is no argument of TRL, the script's own is assumed{hint}" for key, hint in near.items()
+            f"{key} is no argument of TRL, the script's own is assumed"
+            + (f" (of TRL's own, {facts['moved'][key]})" if key in facts["moved"] else near(key, known))
+            for key in unknown
         ]
     else:
         settings.refuse_unknown(unknown, known)
@@ -139,7 +141,7 @@ def _batch(settings: Settings, draft: Draft, world: int) -> dict[str, Any]:
 
 
 def _model(settings: Settings, draft: Draft) -> None:
-    draft.put("model.path", settings.text("model_name_or_path") or settings.assumed("model.path"), "model_name_or_path")
+    draft.put_model("model_name_or_path", settings.assumed("model.path"))
     if "model" not in draft.data:
         settings.notes.append("no model is named; --assume model.path=NAME")
     inner = settings.get("model_init_kwargs")
@@ -248,6 +250,7 @@ def _logits(settings: Settings, draft: Draft, version: str | None) -> None:
     fused = version is None or _release(version) >= _release(str(table("trl")["version"]))
     draft.put("actor.engine.logits.implementation", "fused" if fused else "full")
     draft.put("actor.engine.logits.temperature_copy", False)
+    draft.put("actor.engine.logits.kept", False)  # logits are local to the function that takes their log-probs
     draft.put("actor.engine.logits.entropy", "none" if fused else "chunked")
     draft.put("actor.log_prob_entropy", "none")
 

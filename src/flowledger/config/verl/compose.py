@@ -1,16 +1,20 @@
 """From overrides to verl's resolved configuration, with Hydra's rules and refusals, without Hydra, verl or torch."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flowledger.config.dotted import flat
+from flowledger.config.near_key import near
+from flowledger.config.settings import table
+from flowledger.config.shell.word import Gap
+from flowledger.config.shown import shown, shown_setting
 from flowledger.config.verl import tree as trees
 from flowledger.config.verl.interpolation import InterpolationError, Resolver, is_interpolation
 from flowledger.config.verl.launch import Launch
 from flowledger.config.verl.overrides import Kind, Override, parse, refuse
 from flowledger.config.yaml_text import COMMAND_LINE
-from flowledger.flow.errors import BadInput, nearest
+from flowledger.flow.errors import BadInput
 from flowledger.tables import verl
 
 
@@ -36,6 +40,7 @@ class Composed:
     engine: str
     tree: dict[str, Any]
     places: Mapping[str, str]  # key that the user set -> `file:line`
+    gaps: Mapping[str, Gap] = field(default_factory=dict)  # keys whose value the script leaves open
     hydra: tuple[str, ...] = ()  # overrides of Hydra's own settings, which change no value
 
     @property
@@ -49,15 +54,14 @@ def compose(launch: Launch, version: str, environment: Mapping[str, str] | None 
     environment = environment or {}
     config = launch.config
     file = [of_leaf(launch, key, value) for key, value in launch.whole.items()]
-    overrides = [*file, *(parse(text, place) for text, place in launch.overrides)]
+    overrides = [*file, *parse_all(launch.overrides)]
     engine, rest, hydra = _groups(overrides, verl.engine_of(config))
     try:
         tree = verl.defaults(version, config, engine)
     except BadInput as error:
         place = next((override.place for override in overrides if override.key == "model_engine"), "")
         raise refuse(place, str(error)) from None
-    for override in rest:
-        apply(tree, override, Base(version, config, engine), environment)
+    apply_all(tree, rest, Base(version, config, engine), environment)
     return Composed(
         version=version,
         module=launch.module,
@@ -65,8 +69,41 @@ def compose(launch: Launch, version: str, environment: Mapping[str, str] | None 
         engine=engine,
         tree=resolved(tree, environment, rest),
         places={override.key: override.place or COMMAND_LINE for override in rest if override.kind != "delete"},
+        gaps=gaps_of(rest),
         hydra=tuple(override.text for override in hydra),
     )
+
+
+def parse_all(texts: Iterable[tuple[str, str]]) -> list[Override]:
+    """All overrides of a command line. Raises BadInput with a line for each that is none."""
+    found: list[Override] = []
+    faults: list[str] = []
+    for text, place in texts:
+        try:
+            found.append(parse(text, place))
+        except BadInput as fault:
+            faults.append(str(fault))
+    if faults:
+        raise BadInput("\n".join(dict.fromkeys(faults)))
+    return found
+
+
+def apply_all(tree: trees.Tree, overrides: Iterable[Override], base: "Base", environment: Mapping[str, str]) -> None:
+    """Change the tree as all overrides ask. Raises BadInput with a line for each that Hydra refuses; it stops at the first."""
+    faults: list[str] = []
+    for override in overrides:
+        try:
+            apply(tree, override, base, environment)
+        except BadInput as fault:
+            faults.append(str(fault))
+    if faults:
+        raise BadInput("\n".join(dict.fromkeys(faults)))
+
+
+def gaps_of(overrides: Iterable[Override]) -> dict[str, Gap]:
+    """What the last override of each key leaves open."""
+    last = {override.key: override.gap for override in overrides}
+    return {key: gap for key, gap in last.items() if gap is not None}
 
 
 def of_leaf(launch: Launch, key: str, value: Any) -> Override:
@@ -98,7 +135,7 @@ def selecting(override: Override) -> bool:
 
 def _no_group(override: Override) -> str:
     if override.kind == "add":
-        return f"Could not append to config. An item is already at '{override.key}'; give {override.text.lstrip('+')}"
+        return f"Could not append to config. An item is already at '{override.key}'; give {shown_setting(override.text.lstrip('+'))}"
     return (
         f"Could not override '{override.key}': the word selects a configuration file, and only model_engine="
         f"{'|'.join(verl.engines())} is known here"
@@ -109,7 +146,7 @@ def apply(tree: trees.Tree, override: Override, base: Base, environment: Mapping
     """Change the tree as one override asks. Raises BadInput where Hydra refuses it."""
     key = override.key
     if override.package is not None or "/" in key:
-        reason = f"{override.text} looks like a config group override, but config group '{key}' does not exist"
+        reason = f"{shown_setting(override.text)} looks like a config group override, but config group '{key}' does not exist"
         raise refuse(override.place, reason)
     try:
         match override.kind:
@@ -124,16 +161,16 @@ def apply(tree: trees.Tree, override: Override, base: Base, environment: Mapping
     except trees.UnknownKeyError:
         raise refuse(override.place, _unknown(tree, override, base)) from None
     except trees.OtherKindError as error:
-        raise refuse(override.place, f"Error merging override {override.text}: {error}") from None
+        raise refuse(override.place, f"Error merging override {shown_setting(override.text)}: {error}") from None
 
 
 def _delete(tree: trees.Tree, override: Override, environment: Mapping[str, str]) -> None:
     found = trees.selected(tree, override.key, environment)
     if found is None:
-        known = nearest(override.key, flat(tree))
+        known = near(override.key, flat(tree))
         raise refuse(override.place, f"Could not delete from config. '{override.key}' does not exist{known}")
     if override.value is not None and override.value != found:
-        reason = f"Could not delete from config. The value of '{override.key}' is {found} and not {override.value}"
+        reason = f"Could not delete from config. The value of '{override.key}' is {shown(override.key, found)} and not {shown(override.key, override.value)}"
         raise refuse(override.place, reason)
     trees.delete(tree, override.key)
 
@@ -141,21 +178,21 @@ def _delete(tree: trees.Tree, override: Override, environment: Mapping[str, str]
 def _add(tree: trees.Tree, override: Override, environment: Mapping[str, str]) -> None:
     found = trees.selected(tree, override.key, environment)
     if found is not None and not isinstance(override.value, (dict, list)):
-        text = override.text
         raise refuse(
             override.place,
-            f"Could not append to config. An item is already at '{override.key}' (it is {_short(found)}); "
-            f"use {text[1:]}, or +{text} to force it",
+            f"Could not append to config. An item is already at '{override.key}' (it is {shown(override.key, found)}); "
+            f"use {override.key}=… without the plus, or ++{override.key}=… to force it",
         )
     trees.update(tree, override.key, override.value, adds=True)
 
 
 def _unknown(tree: trees.Tree, override: Override, base: Base) -> str:
     """Hydra's words, where the key would exist or what is nearest, and how to add it all the same."""
-    hint = _elsewhere(override.key, base) or _nearest_key(override.key, list(flat(tree)))
+    moved = table("verl_keys")["moved"].get(override.key)
+    hint = (moved and f": {moved}") or _elsewhere(override.key, base) or near(override.key, flat(tree))
     return (
         f"Could not override '{override.key}'. verl {base.version} has no such key{hint}; "
-        f"to add it nonetheless use +{override.text}"
+        f"to add it nonetheless use +{override.key}=…"  # without its value, which may be a secret
     )
 
 
@@ -169,22 +206,6 @@ def _elsewhere(key: str, base: Base) -> str:
     for version in verl.versions():
         if version != base.version and key in replace(base, version=version).leaves():
             return f"; verl {version} has it"
-    return ""
-
-
-def _nearest_key(key: str, known: Sequence[str]) -> str:
-    """The key that lacks only its beginning; the same last word elsewhere; a word like it in this section, then anywhere."""
-    section, _, last = key.rpartition(".")
-    whole = [name for name in known if name.endswith(f".{key}")]
-    same = [name for name in known if name.rpartition(".")[2] == last]
-    beside = [name for name in known if name.rpartition(".")[0] == section]
-    if whole or same:
-        return nearest(key, whole or same)
-    for names in (beside, known):
-        close = nearest(last, [name.rpartition(".")[2] for name in names])
-        if close:
-            word = close.removeprefix("; did you mean ").removesuffix("?")
-            return nearest(key, [name for name in names if name.rpartition(".")[2] == word])
     return ""
 
 

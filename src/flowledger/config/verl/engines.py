@@ -20,6 +20,7 @@ def engine(settings: Settings, draft: Draft, role: Role, target: str) -> None:
     if fill is None:
         raise settings.bad(key, f"is no strategy of verl{nearest(name, _FILLS)}; use {', '.join(_FILLS)}")
     draft.put(f"{target}.strategy", {"fsdp": "fsdp1", "megatron": "megatron"}.get(name, "fsdp2"), key)
+    draft.put(f"{target}.outside", "tail" if name == "torchtitan" else "head", key)  # utils/fsdp_utils.py apply_fsdp2
     _mesh(settings, draft, role, f"{target}.mesh")
     fill(settings, draft, role, target)
     _logits(settings, draft, role, target)
@@ -147,6 +148,7 @@ def _logits(settings: Settings, draft: Draft, role: Role, target: str) -> None:
     fused = f"{role.model}.use_fused_kernels"
     name = strategy(settings, role)
     draft.put(f"{target}.logits.implementation", "fused" if settings.flag(fused) else "full", fused)
+    draft.put(f"{target}.logits.kept", False, fused)  # forward_step returns before backward begins
     draft.put(
         f"{target}.logits.cross_entropy", "parallel" if name == "megatron" else "flash", f"{role.section}.strategy"
     )

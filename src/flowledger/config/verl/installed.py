@@ -19,9 +19,10 @@ from typing import Any
 import yaml
 
 from flowledger.config.dotted import place
-from flowledger.config.verl.compose import Base, Composed, apply, of_leaf, resolved, selecting
+from flowledger.config.shown import shown
+from flowledger.config.verl.compose import Base, Composed, apply_all, gaps_of, of_leaf, parse_all, resolved, selecting
 from flowledger.config.verl.launch import Launch
-from flowledger.config.verl.overrides import Override, parse, refuse
+from flowledger.config.verl.overrides import Override, refuse
 from flowledger.config.yaml_text import COMMAND_LINE
 from flowledger.flow.errors import BadInput, nearest
 from flowledger.tables import verl
@@ -74,7 +75,7 @@ def compose(launch: Launch, there: Installed, environment: Mapping[str, str] | N
     """The configuration of a launch, composed by Hydra. Raises BadInput (`file:line: reason`) where it is refused."""
     environment = environment or {}
     file = tuple(of_leaf(launch, key, value) for key, value in launch.whole.items())
-    line = tuple(parse(text, place) for text, place in launch.overrides)
+    line = tuple(parse_all(launch.overrides))
     own = [override for override in line if _of_hydra(override)]
     work = _Work(
         there=there,
@@ -93,6 +94,7 @@ def compose(launch: Launch, there: Installed, environment: Mapping[str, str] | N
         engine=work.engine(tree),
         tree=tree,
         places={override.key: override.place or COMMAND_LINE for override in changes if override.kind != "delete"},
+        gaps=gaps_of(changes),
         hydra=tuple(override.text for override in own),
     )
 
@@ -176,9 +178,7 @@ class _Work:
         except _failures() as error:
             raise _in_hydras_words(groups, error) from None
         base = Base(self.there.version, self.launch.config, self.engine(tree))
-        for override in overrides:
-            if not selecting(override):
-                apply(tree, override, base, self.environment)
+        apply_all(tree, [override for override in overrides if not selecting(override)], base, self.environment)
         return tree
 
     def _refusal(self, error: Exception) -> BadInput:
@@ -209,7 +209,7 @@ def _in_hydras_words(overrides: Sequence[Override], error: Exception) -> BadInpu
     if told is None or not options:
         return refuse(told.place if told else "", first)
     key, _, value = told.text.partition("=")
-    return refuse(told.place, f"{key} = {value}: {first}; use {options}")
+    return refuse(told.place, f"{key} = {shown(key, value)}: {first}; use {options}")
 
 
 @contextmanager

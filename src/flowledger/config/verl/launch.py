@@ -8,6 +8,7 @@ from typing import Any
 
 from flowledger.config.dotted import flat
 from flowledger.config.shell.launches import Launched
+from flowledger.config.shell.word import gap_of, left_open
 from flowledger.config.yaml_text import COMMAND_LINE, Marks, document, text_of
 from flowledger.flow.errors import BadInput, nearest
 from flowledger.tables import verl
@@ -58,19 +59,21 @@ def of_command(launched: Launched) -> Launch:
         flag, equals, value = word.partition("=")
         if flag in _VALUED:
             flags[_VALUED[flag]] = value if equals else next(waiting, ("", ""))[0]
-        elif not word.startswith("-"):
+        elif not word.startswith("-") and not _is_unknown(word):
             overrides.append((word, place))
     config_name = flags.get("name")
-    notes = (
-        *launched.notes,
-        *(f"{place}: {name} is not set; give --assume {name}=…" for name, place in launched.unset if name not in "@*"),
-        *(f"{text} is not known before the run" for text in launched.unknown),
-    )
+    notes = (*launched.notes, *left_open(launched.unset, launched.unknown))
     launch = Launch(
         module, config_name, tuple(overrides), where=launched.file, environment=launched.environment, notes=notes
     )
     own = _own_file(launched, flags, module, where)
     return launch if own is None else _over(of_file(own), launch, own)
+
+
+def _is_unknown(word: str) -> bool:
+    """`$(cat more_arguments)`: what it adds is not known, and a note says so."""
+    gap = gap_of(word)
+    return gap is not None and bool(gap.unknown) and word.startswith("$")
 
 
 def _own_file(launched: Launched, flags: Mapping[str, str], module: str, where: str) -> Path | None:

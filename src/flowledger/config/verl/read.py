@@ -6,9 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from flowledger.config.dotted import flat
 from flowledger.config.foreign import Reading
-from flowledger.config.settings import Draft, Settings
+from flowledger.config.settings import Draft, Settings, table
 from flowledger.config.shell.launches import Launched
+from flowledger.config.shell.word import gap_of
 from flowledger.config.verl import batches, installed, trainers
 from flowledger.config.verl.compose import Composed, compose
 from flowledger.config.verl.engines import engine
@@ -46,7 +48,7 @@ def read(
     composed = compose(launch, release, environment) if there is None else installed.compose(launch, there, environment)
     reading = _reading(composed, launch, assume, notes if there else [*notes, *launch.left_out])
     if isinstance(source, Launched):  # the script was read with these as its variables
-        used |= {key for key in assume if "." not in key}
+        used |= set(source.assumed)
     names = tuple(f"{key}={assume[key]}" for key in assume if key in used or _in_text(launch, key))
     return replace(reading, assumed=names)
 
@@ -82,7 +84,10 @@ def _release(version: str | None) -> tuple[installed.Installed | None, str, list
 
 def _assumed(launch: Launch, assume: Mapping[str, str]) -> tuple[Launch, set[str]]:
     """The launch with assumed keys forced in where it does not set them itself."""
-    said = {text.lstrip("+~").partition("=")[0] for text, _ in launch.overrides} | set(launch.whole)
+    whole = [
+        text for text, _ in launch.overrides if gap_of(text) is None
+    ]  # what a script leaves open, --assume may give
+    said = {text.lstrip("+~").partition("=")[0] for text in whole} | set(launch.whole)
     keys = {key for key in assume if "." in key and not key.startswith("_") and key not in said}
     extra = tuple((f"++{key}={assume[key]}", ASSUMED) for key in assume if key in keys)
     return replace(launch, overrides=(*launch.overrides, *extra)), keys
@@ -95,10 +100,11 @@ def _in_text(launch: Launch, name: str) -> bool:
 
 
 def _reading(composed: Composed, launch: Launch, assume: Mapping[str, str], notes: Sequence[str]) -> Reading:
-    settings = Settings(f"verl {composed.version}", composed.tree, composed.places, {})
+    settings = Settings(f"verl {composed.version}", composed.tree, composed.places, {}, composed.gaps)
     settings.notes += [*notes, *launch.notes]
     draft = Draft(settings)
     trainer = trainers.mode(settings, composed)
+    _refuse_words_for_numbers(settings, composed)
     put_rows(settings, draft)
     trainers.data(settings, draft, trainer)
     trainers.hardware(settings, draft, trainer)
@@ -114,6 +120,28 @@ def _reading(composed: Composed, launch: Launch, assume: Mapping[str, str], note
     _seen_by_checks(settings)
     draft.sources |= {f"raw.{key}": f"{key}@{place}" for key, place in settings.places.items()}
     return draft.reading(launch.where, {**raw, **{key: value for key, value in assume.items() if key.startswith("_")}})
+
+
+def _refuse_words_for_numbers(settings: Settings, composed: Composed) -> None:
+    """What the defaults have as a number and the user as text: verl computes with it and would fail, or worse, repeat it."""
+    usual, words = (
+        flat(verl.defaults(composed.version, composed.config, composed.engine)),
+        table("verl_keys")["numbers"],
+    )
+    leaves, faults = composed.leaves, []
+    for key in settings.places:
+        value, default, last = leaves.get(key), usual.get(key), key.rpartition(".")[2]
+        counts = isinstance(default, int | float) and not isinstance(default, bool)
+        way = f"give a number, such as {default}" if counts else "give a number, or null"
+        if isinstance(value, str) and (counts or (default is None and last in words["null"])):
+            said = (
+                "is empty (a variable that is not set?)" if not value.strip() else "is text, and verl computes with it"
+            )
+            faults.append(str(settings.bad(key, f"{said}; {way}")))
+        elif value is None and key in leaves and counts and last in words["never_null"]:
+            faults.append(str(settings.bad(key, f"is nothing; {way}")))
+    if faults:
+        raise BadInput("\n".join(faults))
 
 
 def _allocator(settings: Settings, draft: Draft, launch: Launch, trainer: str) -> None:

@@ -6,9 +6,12 @@ from typing import Any
 from flowledger.config.settings import Draft, Settings
 from flowledger.config.verl.compose import Composed
 from flowledger.config.verl.words import word
+from flowledger.flow.errors import nearest
 from flowledger.tables import verl
 
 ROLLOUT = "actor_rollout_ref.rollout"
+MODES = ("sync", "colocate_async", "separate_async")  # of verl's V1 trainer
+ENGINES = ("vllm", "sglang", "trtllm")
 APART = ("one_step_off", "fully_async", "separate_async")  # rollout has GPUs of its own
 _V1 = "trainer.v1.trainer_mode"
 
@@ -20,7 +23,10 @@ def mode(settings: Settings, composed: Composed) -> str:
         return own
     if composed.module.endswith("_v0") or not settings.flag("trainer.use_v1"):
         return "v0"
-    return settings.text(_V1) or "sync"
+    named = settings.text(_V1) or "sync"
+    if named not in MODES:
+        raise settings.bad(_V1, f"is no mode of verl{nearest(named, MODES)}; use {', '.join(MODES)}")
+    return named
 
 
 def hardware(settings: Settings, draft: Draft, trainer: str) -> None:
@@ -47,6 +53,9 @@ def hardware(settings: Settings, draft: Draft, trainer: str) -> None:
 def serving(settings: Settings, draft: Draft, trainer: str) -> None:
     """What of the inference engine depends on several keys."""
     target, apart = "rollout.serving", trainer in APART
+    name = settings.text(f"{ROLLOUT}.name") or ""
+    if name not in ENGINES:
+        raise settings.bad(f"{ROLLOUT}.name", f"is no inference engine of verl{nearest(name, ENGINES)}; use vllm")
     share = f"{ROLLOUT}.gpu_memory_utilization"
     alone = f"{ROLLOUT}.standalone_gpu_memory_utilization"
     own = settings.number(alone) if apart else None

@@ -33,6 +33,9 @@ def put_rows(settings: Settings, draft: Draft) -> None:
         value = settings.get(key)
         if value == MISSING:
             raise settings.bad(key, f"is missing; give it, or go on with --assume {key}=VALUE")
+        if row["to"] == "model.path":
+            draft.put_model(key)
+            continue
         draft.put(row["to"], _turned(row.get("how", {}), value), key)
 
 

@@ -1,13 +1,14 @@
 """The forward pass of one micro-batch in instants: embedding, layers, final norm, head and loss."""
 
 from flowledger.plan.fsdp.layers import Layer, Pass, decoder_layer, forward
+from flowledger.plan.fsdp.outer import FOREVER, Outer
 from flowledger.plan.fsdp.state import units
 from flowledger.plan.fsdp.steps import Step
 from flowledger.plan.fsdp.symbols import computes_in, is_packed_loop, stream_in
 from flowledger.plan.fsdp.traffic import Traffic
 from flowledger.plan.fsdp.units import Unit, is_first, is_last, layer_units, outer_units
 from flowledger.plan.job import Job
-from flowledger.plan.logits import logits_lives
+from flowledger.plan.logits import inside, logits_lives
 from flowledger.plan.timeline import Clock
 
 
@@ -19,18 +20,24 @@ class Forward:
         self.first, self.last = outer_units(job)
         self.units, self.layers = units(job), layer_units(job)
         variant = variant or ("compiled" if job.engine.compile else "")
-        self.run, self.traffic = Pass(job, self.clock, variant), Traffic(job)
+        self.run, self.traffic, self.outer = Pass(job, self.clock, variant), Traffic(job), Outer(job)
         self.made: list[Layer] = []
-        self.boundaries: list[int] = []  # instant at which each layer's input was kept by a checkpoint
+        self.flats: list[tuple[Unit, int, int]] = []  # of each layer: its gather's output, from birth to death
         self.starts: list[int] = []  # first instant of each layer's forward
         self.norm: Layer | None = None
         self.begun = 0  # first instant of the backward pass
+        self.copied = 0  # instant at which the first layer is copied out
+        self.returned = 0  # last instant inside the model's forward
+        self.asked = 0  # instant at which the head's unit is gathered
         self.ends: list[tuple[Unit, int]] = []  # when each unit's gradients were reduced
         self.direct: list[tuple[str, int, int]] = []  # gradients that no reduction cuts: label, bytes, birth
 
     def forward(self) -> None:
         """Embedding, layers, final norm, head and loss; the head's backward too, where there is one."""
+        self._copy_out(self.outer.start is not None)
         at = self.clock.tick("forward/embedding")
+        self._copy_out(is_first(self.job))
+        self.copied = self.clock.now
         for layer, unit in enumerate(self.layers):
             self._layer_forward(unit, decoder_layer(self.job, unit.layer or 0), layer)
         self.run.add(
@@ -45,11 +52,19 @@ class Forward:
         self._rotations(at)
         if is_last(self.job):
             self._head()
-        elif self.job.gradients:
+            return
+        self.returned = self.clock.now
+        if self.job.gradients:
             self.begun = self.clock.tick("backward/received")
+
+    def _copy_out(self, holds: bool) -> None:
+        """An instant at which a unit is copied out, beside the buffer of the unit before."""
+        if holds and self.traffic.copies:
+            self.clock.tick("forward/gather")
 
     def _layer_forward(self, unit: Unit, layer: Layer, number: int) -> None:
         start = self.clock.now + 1
+        asked = self.copied if number == 0 and self.traffic.copies and is_first(self.job) else start
         recompute = self.job.gradients and self.checkpointed
         forward(
             self.run,
@@ -60,12 +75,13 @@ class Forward:
             blind=number == 0 and self._blind,
         )
         end = self.clock.now
-        held = end if self.job.engine.reshard_after_forward or not self.job.gradients else -1
         self.starts.append(start)
         self.made.append(layer)
-        if held >= 0:
-            self.traffic.whole(unit, start, held)
-        self.traffic.flat(unit, start, end + 1)
+        if self.job.engine.reshard_after_forward:
+            self.traffic.whole(unit, asked, end)
+        elif not self.job.gradients:  # nothing gives it back before the next backward pass
+            self.traffic.whole(unit, asked, FOREVER)
+        self.flats.append((unit, asked, end + 1))
         if self.job.engine.forward_prefetch and number + 1 < len(self.layers):
             self.traffic.ahead(self.layers[number + 1], start, end)
 
@@ -86,33 +102,46 @@ class Forward:
             rows = self.job.longest if not self.job.engine.packed else self.job.local_tokens
             width = arch.mla.qk_rope if arch.mla else arch.head_dim
             size = 2 * stream_in(self.job.engine) * rows * width
-            self.run.add("activations", size, at, at + 10**8, "cosines and sines", kind="temporary", formula="2*r*T*D")
+            self.run.add(
+                "activations", size, at, at + FOREVER, "cosines and sines", kind="temporary", formula="2*r*T*D"
+            )
         if not self.job.engine.packed and self.job.sequences > 1 and self.job.engine.attention in ("sdpa", "eager"):
             each = computes_in(self.job.engine) if self.job.engine.attention == "eager" else 1
             size = each * self.job.sequences * self.job.longest**2
             self.run.add(
-                "attention_mask", size, at, at + 10**8, "mask of queries and keys", kind="temporary", formula="B*S*S"
+                "attention_mask", size, at, at + FOREVER, "mask of queries and keys", kind="temporary", formula="B*S*S"
             )
 
     def _head(self) -> None:
         """Final norm, the hidden states it leaves, logits and loss, and with gradients their backward."""
-        job, before = self.job, self.clock.now
+        job = self.job
+        self._ask("tail")
         if job.architecture.final_norm:
             module = "layernorm" if job.architecture.norm == "layernorm" else "norm"
             self.norm = Layer("final norm", [Step(module, "norm", starts=True)])
             forward(self.run, self.norm, "forward", saves=job.gradients)
         hidden = self.clock.now
+        self._ask("head")
         rows = job.local_tokens if job.logit_tokens is None else min(job.logit_tokens, job.local_tokens)
         vocab = -(-job.architecture.vocab // job.mesh.tp)
-        self.run.lives += logits_lives(job, rows, vocab, self.clock)
+        self.run.lives += logits_lives(job, rows, vocab, self.clock, gathers=self.outer.regathers)
         self.begun = self._instant("head/backward") or self.clock.now
+        self.returned = self._instant("entropy/forward" if inside(job) else "head/forward")
         self._hidden_states(hidden, rows)
-        if self.last:
-            self._head_unit(self.last, before + 1)
+
+    def _ask(self, outside: str) -> None:
+        """The head's unit is gathered here, where it is of this kind."""
+        if self.outer.tail is None or self.job.engine.outside != outside:
+            return
+        self._copy_out(holds=True)
+        self.asked = self.clock.now if self.traffic.copies else self.clock.now + 1
+        if outside == "tail":
+            at, label = self.clock.now, "residual stream"
+            self.run.add("activations", self.run.stream, at, at, label, kind="temporary", formula="r*T*H")
 
     def _hidden_states(self, at: int, rows: int) -> None:
         """What the decoder leaves, the rows of it that meet the head, and the gradient that comes back for them."""
-        job, until = self.job, self.begun
+        job, until = self.job, self.returned if self.traffic.copies and not self.job.gradients else self.begun
         size = computes_in(job.engine) * job.architecture.hidden
         whole, picks = size * job.local_tokens, rows < job.local_tokens
         last = at if picks and is_packed_loop(job.engine) else until
@@ -123,19 +152,9 @@ class Forward:
             self.run.add("hidden_states", size * rows, at, until, label, kind=kind, formula="e*T*H")
         if job.gradients:
             label = "gradient of the head's input"
-            self.run.add("grads", size * rows, until, until, label, kind="temporary", formula="e*T*H")
+            pieces = inside(job) and job.engine.logits.chunk_tokens  # it grows chunk by chunk
+            born = self._instant("loss/backward") if pieces else until
+            self.run.add("grads", size * rows, born, until, label, kind="temporary", formula="e*T*H")
 
     def _instant(self, name: str) -> int:
         return next((index for index, one in enumerate(self.clock.names) if one == name), 0)
-
-    def _head_unit(self, unit: Unit, start: int) -> None:
-        """Final norm and head are one unit that is not given back between forward and backward."""
-        if self.one_root:
-            return
-        self.traffic.whole(unit, start, self.begun)
-        self.traffic.flat(unit, start, self.begun)  # the next copy-out is that of the first layer in backward
-
-    @property
-    def one_root(self) -> bool:
-        """Embedding, final norm and head in one unit, gathered for the whole pass: FSDP1, and wherever they are tied."""
-        return self.job.architecture.tied or self.job.engine.strategy != "fsdp2"

@@ -25,7 +25,7 @@ class Traffic:
     job: Job
     lives: list[Live] = field(default_factory=list)
     pending: tuple[int, int, str] | None = None  # bytes, birth and label of the reduce-scatter input that is in flight
-    unsharded: list[tuple[int, int, str]] = field(default_factory=list)  # whole gradients of the unit in backward
+    unsharded: list[tuple[str, int, int, str]] = field(default_factory=list)  # unit, and its whole gradients so far
 
     @property
     def gathers(self) -> bool:
@@ -34,6 +34,11 @@ class Traffic:
     @property
     def fsdp2(self) -> bool:
         return self.job.engine.strategy == "fsdp2"
+
+    @property
+    def copies(self) -> bool:
+        """Whether a gather writes a buffer of its own first."""
+        return self.fsdp2 and self.job.shard > 1
 
     def bytes_of(self, unit: Unit) -> int:
         """A whole unit in the compute dtype."""
@@ -57,7 +62,7 @@ class Traffic:
 
     def flat(self, unit: Unit, born: int, dies: int) -> None:
         """The gather's own output buffer, before it is copied out."""
-        if self.gathers and self.job.shard > 1 and self.fsdp2:
+        if self.copies:
             self.add(
                 "comm_buffer", "comm_buffer", self.bytes_of(unit), born, dies, f"{unit.name}: output of the gather",
                 "elements * compute itemsize",
@@ -75,13 +80,14 @@ class Traffic:
         """A gradient of whole weights, from the step that makes it to the unit's reduction."""
         size = elements * computes_in(self.job.engine)
         if size:
-            self.unsharded.append((size, born, f"{unit.name} {step}: gradient before reduction"))
+            self.unsharded.append((unit.name, size, born, f"{unit.name} {step}: gradient before reduction"))
 
     def reduce(self, unit: Unit, at: int) -> None:
         """The unit's reduction: whole gradients die, the reduction's input lives until the next, shards are born."""
-        for size, born, label in self.unsharded:
-            self.add("grads", "grad", size, born, at, label, "elements * compute itemsize")
-        self.unsharded = []
+        for name, size, born, label in self.unsharded:
+            if name in unit.parts:
+                self.add("grads", "grad", size, born, at, label, "elements * compute itemsize")
+        self.unsharded = [one for one in self.unsharded if one[0] not in unit.parts]
         self.settle(at - 1)
         wide = (unit.trained - (unit.away if self.job.engine.lora is None else 0)) * self._reduced_in()
         if self.fsdp2:
@@ -105,7 +111,10 @@ class Traffic:
         shard = grad_bytes(self.job, unit)
         if keeps_unsharded(self.job):
             self.add("grads", "grad", unsharded_grad_bytes(self.job, unit), 0, at, f"{unit.name}: gradients kept whole", "elements")  # fmt: skip
-        self.add("grads", "grad", shard, at if self._fresh() else 0, end, f"{unit.name}: gradients", "elements / shard")
+        born = at + (self.job.shard > 1)  # made when the whole gradients are gone
+        self.add(
+            "grads", "grad", shard, born if self._fresh() else 0, end, f"{unit.name}: gradients", "elements / shard"
+        )
 
     def _fresh(self) -> bool:
         """Whether this micro-batch is the first to leave reduced gradients."""

@@ -24,6 +24,7 @@ class Unit:
     largest: int  # elements of the largest trained tensor
     linear: int = 0  # elements in linear layers inside the decoder, which 4-bit loading narrows
     steps: dict[str, int] = field(default_factory=dict)  # step of the layer -> trained elements
+    joined: tuple[str, ...] = ()  # names of the units that this one is made of
     away: int = 0  # elements of experts that other expert-parallel ranks gather, though each keeps a shard of all
 
     @property
@@ -32,8 +33,21 @@ class Unit:
         return self.base + self.added - self.away
 
     @property
+    def parts(self) -> tuple[str, ...]:
+        """The names under which its gradients are made."""
+        return self.joined or (self.name,)
+
+    @property
     def trained(self) -> int:
         return self.base - self.frozen + self.added
+
+
+def joined(one: Unit, other: Unit) -> Unit:
+    """Two units that are gathered and reduced as one."""
+    return Unit(
+        "root", None, one.base + other.base, one.frozen + other.frozen, one.added + other.added,
+        max(one.largest, other.largest), one.linear + other.linear, {}, (one.name, other.name), one.away + other.away,
+    )  # fmt: skip
 
 
 STEPS = {
@@ -122,13 +136,13 @@ def _unit(job: Job, name: str, layer: int | None, held: tuple[Weight, ...]) -> U
         for weight, size in sizes.items():
             step = _step_of(weight)
             steps[step] = steps.get(step, 0) + size
-        return Unit(name, layer, base, 0, 0, max(sizes.values(), default=0), linear, steps, away)
+        return Unit(name, layer, base, 0, 0, max(sizes.values(), default=0), linear, steps, (), away)
     pairs = adapters(job, held)
     extra = [weight for weight in held if _module(weight) in lora.extra_trainable]
     whole = sum(sizes[weight] for weight in extra)
     added = sum(pair.numel for pair in pairs)
     largest = max([sizes[weight] for weight in extra] + [pair.rank * pair.outputs for pair in pairs], default=0)
-    return Unit(name, layer, base, base - whole, added, largest, linear, {"qkv": added + whole}, away)
+    return Unit(name, layer, base, base - whole, added, largest, linear, {"qkv": added + whole}, (), away)
 
 
 def _module(weight: Weight) -> str:

@@ -1,34 +1,53 @@
 """The backward pass of one micro-batch and the optimizer step in instants, after the forward pass was written."""
 
+from dataclasses import replace
+
 from flowledger.plan.fsdp.forward import Forward
 from flowledger.plan.fsdp.layers import backward, forward
+from flowledger.plan.fsdp.outer import Moments
 from flowledger.plan.fsdp.sac import kept_outputs
-from flowledger.plan.fsdp.state import SHARDED, SPLITS_GRADS, grad_itemsize, step_temporary_bytes
+from flowledger.plan.fsdp.state import SPLITS_GRADS, grad_itemsize, step_temporary_bytes
 from flowledger.plan.fsdp.symbols import computes_in, is_autocast
 from flowledger.plan.fsdp.traffic import buckets
 from flowledger.plan.fsdp.units import Unit, gradient_shares, is_first, is_last
+from flowledger.plan.job import ITEMSIZE
+from flowledger.plan.logits import WITH_ITS_NAME, inside, written
 from flowledger.plan.timeline import Live
 
 OPTIMIZER = "optimizer/step"
+PARTIAL = "torch DTensor: embedding_dense_backward of a vocabulary that is cut gives a partial sum of all of it"
 
 
 class Write(Forward):
     """One timeline while it is written: call `forward`, then (with gradients) `backward` and `step`, then `finish`."""
 
+    over = 0  # last instant of the micro-batch
+    released = 0  # last instant of the embedding, where it is a unit of its own
+    cut: tuple[str, int] | None = None  # what the embedding makes of its gradient of the whole vocabulary
+    whole = 0  # bytes of that
+    normed = 0  # last instant of the final norm's backward
+    ended = 0  # last instant of the backward pass, but for reductions
+
     def backward(self) -> None:
         """Final norm, layers in reverse, embedding."""
-        made = self._head_gradient()
         if self.last:
-            self._weights(self.last, "head", self.last.trained, made)
+            self._weights(self.last, "head", self.last.trained, self.begun)
         if self.norm:
             backward(self.run, self.norm, lambda step, at: None)
-        after = self.clock.now + 1
-        if self.last and not self.one_root:
-            self._reduced(self.last)
+        after, self.normed = self.clock.now + 1, self.clock.now
+        if self.layers and self.job.engine.reshard_after_forward:
+            hooked = self._instant("entropy/backward") if inside(self.job) and not self.outer.tail else self.begun
+            regathered = 0 if inside(self.job) else self._instant("head/gather")
+            self.traffic.ahead(self.layers[-1], regathered or hooked, self.normed)
+        if self.outer.tail:
+            self._reduced(self.outer.tail)
         for number in range(len(self.layers) - 1, -1, -1):
             self._layer_backward(number)
+        self.ended = self.clock.now
         if is_first(self.job):
             self._embedding()
+        self._outside()
+        self.over = self.clock.now
         self.run.add(
             "grads",
             self.run.stream,
@@ -39,10 +58,22 @@ class Write(Forward):
             formula="r*T*H",
         )
 
-    def _head_gradient(self) -> int:
-        """When the head's gradient is born: with the first chunk, where the loss goes over chunks."""
-        chunked = self.job.engine.logits.implementation == "chunked"
-        return (self._instant("loss/backward") if chunked else 0) or self.begun
+    def _outside(self) -> None:
+        """The root's reduction comes when backward is over, and after it that of an embedding with a unit of its own."""
+        if self.outer.root and self.outer.start:
+            self._reduced(self.outer.root)
+        elif self.outer.start and self.outer.has_root:
+            self.traffic.settle(self.clock.now)
+        if self.cut and self.first:
+            at = self.clock.tick("backward/embedding/cut")
+            self.released = at
+            self._weights(self.first, *self.cut, at)
+            self.run.add("grads", self.whole, self.ended, at, "embedding: gradient of the whole vocabulary", kind="temporary", formula="tp*e*V*H", source=PARTIAL)  # fmt: skip
+        if self.outer.root and not self.outer.start:
+            self._reduced(self.outer.root)
+        self.released = self.clock.now
+        if self.outer.start:
+            self._reduced(self.outer.start)
 
     def _layer_backward(self, number: int) -> None:
         unit, layer, start = self.layers[number], self.made[number], self.clock.now + 1
@@ -57,8 +88,9 @@ class Write(Forward):
         self._cast(unit, self.starts[number], end)
         kept = not self.job.engine.reshard_after_forward
         self.traffic.whole(unit, self.starts[number] if kept else start, computed)
-        if number and not kept:
-            self.traffic.ahead(self.layers[number - 1], start, end)
+        before = self.layers[number - 1] if number else self.outer.start
+        if before and not kept:
+            self.traffic.ahead(before, start, end)
 
     def _boundary(self, number: int, start: int) -> None:
         """A checkpoint keeps the layer's input until its backward is done; selective ones some outputs as well."""
@@ -131,22 +163,23 @@ class Write(Forward):
     def _embedding(self) -> None:
         """The embedding's gradient is as large as the embedding, whatever few of its rows were read."""
         at, unit = self.clock.tick("backward/embedding"), self.first
+        self.ended = at
         if unit is None:
             return
         tied = (
             self.job.architecture.tied and self.job.head == "lm" and is_last(self.job) and self.job.engine.lora is None
         )
         size = unit.trained * computes_in(self.job.engine)
+        if self.job.mesh.tp > 1 and self.job.engine.strategy == "fsdp2":
+            self.cut = ("embedding", unit.trained)
+            self.whole = size * self.job.mesh.tp
+            if tied:
+                self._weights(unit, "head", unit.trained, self.begun)
+            return
+        self._weights(unit, "head" if tied else "embedding", unit.trained, self.begun if tied else at)
         if tied:
-            self._weights(unit, "head", unit.trained, self._head_gradient())
-            self.run.add(
-                "grads", size, at, at, "embedding: gradient before it is added", kind="temporary", formula="e*V*H"
-            )
-        else:
-            self._weights(unit, "embedding", unit.trained, at)
-        if self.one_root and self.last:
-            self._reduced(self.last)
-        self._reduced(unit)
+            label = "embedding: gradient before it is added"
+            self.run.add("grads", size, at, at, label, kind="temporary", formula="e*V*H")
 
     def step(self) -> None:
         """The optimizer: its temporaries, and the last instant of the gradients."""
@@ -170,12 +203,20 @@ class Write(Forward):
     def finish(self) -> list[Live]:
         """All tensors but the states. What spans the pass ends with it."""
         last = self.clock.now
-        if self.first and self.one_root and self.job.engine.strategy in SHARDED:
-            self.traffic.whole(self.first, 0, last)
-            if self.last:
-                self.traffic.whole(self.last, 0, last)
-        elif self.first:
-            self.traffic.whole(self.first, 0, 0)
+        again, ended = (self._instant("head/gather"), self.ended) if self.job.gradients else (last, last)
+        normed = self.normed if self.job.gradients else last
+        moments = Moments(
+            copied=self.copied, asked=self.asked, returned=self.returned, again=again, normed=normed, ended=ended,
+            released=self.released if self.job.gradients else last,
+        )  # fmt: skip
+        self.outer.gather(self.traffic, moments)
+        for number, (unit, born, dies) in enumerate(self.flats):
+            following = self.asked if self.outer.tail else self.returned
+            self.traffic.flat(unit, born, dies if number < len(self.flats) - 1 else following)
+        self.run.lives = [
+            replace(one, dies=self.over) if one.name == "logits" and one.dies == WITH_ITS_NAME else one
+            for one in self.run.lives
+        ]
         self._in_flight(last)
         trained = sum(unit.trained for unit in self.units)
         return [*self.run.lives, *self.traffic.lives, *buckets(self.job, trained, last)]
@@ -192,3 +233,14 @@ class Write(Forward):
             size = others * sum(one.bytes for one in waiting if not one.host)
             label = f"activations of {others} more micro-batches in flight"
             self.run.add("activations", size, 0, last, label, formula="(min(m, pp - rank) - 1) * activations")
+        if job.mesh.pp > 1 and is_last(job) and job.head == "lm" and job.gradients:
+            self._outputs(last)
+
+    def _outputs(self, last: int) -> None:
+        """The last stage hands its caller the outputs of all micro-batches together: they stay until the step ends."""
+        job = self.job
+        recast = job.engine.logits.dtype == "float32" and not job.engine.logits.upcast
+        itemsize = ITEMSIZE["float32"] if recast else written(job.engine)
+        size = itemsize * job.local_tokens * -(-job.architecture.vocab // job.mesh.tp) * (job.micro_batches - 1)
+        label, source = "logits of earlier micro-batches", "torch/distributed/pipelining/stage.py output_chunks"
+        self.run.add("logits", size, 0, last, label, kind="temporary", formula="(m - 1)*T*V*e", source=source)

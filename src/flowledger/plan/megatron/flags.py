@@ -22,6 +22,7 @@ class MegatronFlags:
     hidden_dropout: bool = False
     attention_dropout: bool = False
     core: str = "fused"  # attention: fused (cuDNN, or flash-attention 3), flash (flash-attention 2), unfused
+    softmax_float32: bool = False  # scores are copied to float32 for torch's own softmax
     attention_mask: bool = False  # the data loader makes a [B, 1, S, S] mask
     native_loss: bool = False  # --cross-entropy-fusion-impl native: its compiled steps do not work in place
     dispatcher: str = "alltoall"  # of tokens to experts: alltoall, allgather, flex
@@ -52,6 +53,8 @@ def flags_of(args: Mapping[str, object], job: Job) -> MegatronFlags:
         hidden_dropout=float(str(given.get("hidden-dropout", 0.1))) > 0,
         attention_dropout=float(str(given.get("attention-dropout", 0.1))) > 0,
         core=core_attention(given, job),
+        softmax_float32="no-masked-softmax-fusion" in given
+        and bool(given.get("attention-softmax-in-fp32") or given.get("apply-query-key-layer-scaling")),
         attention_mask="no-create-attention-mask-in-dataloader" not in given and not hybrid_pattern(given),
         native_loss=bool(given.get("cross-entropy-loss-fusion")) and given.get("cross-entropy-fusion-impl") != "te",
         dispatcher=str(given.get("moe-token-dispatcher-type", "allgather")),

@@ -73,7 +73,8 @@ def modules(rank: Rank, layer: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 
 def _rows(rank: Rank, layer: int, life: str) -> list[Kept]:
-    return [one for half in modules(rank, layer) for name in half for one in _of(rank, name, life)]
+    names = tuple(name for half in modules(rank, layer) for name in half)
+    return [one for name in names for one in _of(rank, name, life)]
 
 
 def _of(rank: Rank, module: str, life: str) -> list[Kept]:

@@ -8,7 +8,7 @@ from flowledger.plan.job import ITEMSIZE, Job
 from flowledger.plan.megatron.flags import MegatronFlags
 from flowledger.plan.saved import Kept
 from flowledger.plan.weights import Weight, local_numel, stage_layers, weights
-from flowledger.tables.models import Linear
+from flowledger.tables.models import Architecture, Linear
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ def _held(job: Job, flags: MegatronFlags, layers: set[int]) -> tuple[Held, ...]:
     dense_shard = max(1, job.world // (mesh.tp * mesh.pp) // flags.optimizer_instances)
     expert_shard = max(1, job.expert_shard // flags.optimizer_instances)
     found = []
-    for weight in weights(job.architecture, head=job.head):
+    for weight in _near(job.architecture, job.head, frozenset(layers)):
         if not _is_here(weight, job, layers, first, last):
             continue
         number = -(-weight.count // mesh.ep) if weight.expert else weight.count
@@ -120,6 +120,12 @@ def _held(job: Job, flags: MegatronFlags, layers: set[int]) -> tuple[Held, ...]:
             )
         )
     return (*found, *_further(job, flags, dense_shard))
+
+
+@lru_cache(maxsize=64)
+def _near(architecture: Architecture, head: str, layers: frozenset[int]) -> tuple[Weight, ...]:
+    """The weights of these layers and those outside layers, in the order of the model."""
+    return tuple(one for one in weights(architecture, head=head) if one.layer is None or one.layer in layers)
 
 
 # Megatron-Bridge's names of fused projections, in those of plan/weights.
@@ -247,6 +253,7 @@ def _words(job: Job, flags: MegatronFlags) -> frozenset[str]:
         "flash": flags.core == "flash",
         "fused": flags.core == "fused",
         "unfused": flags.core == "unfused" or engine.attention == "unfused",
+        "softmax_float32": flags.softmax_float32 and ITEMSIZE[engine.compute_dtype or engine.param_dtype] < 4,
         "sp": engine.sequence_parallel,
         "tp": mesh.tp > 1,
         "cp": mesh.cp > 1,

@@ -18,6 +18,7 @@ EARLY_MOMENTS = "moments (Megatron-FSDP makes them before the first step)"
 KEPT_INPUTS = "pipeline inputs kept by the model, and their gradients"
 WIDE_GRADS = "float32 copy of the gradients (made by the optimizer, freed by zero_grad)"
 BACKWARD_WORKSPACE = "cuBLAS workspace of the backward thread"
+MASTERS = {4: "float32 master weights", 2: "what bf16 parameters lack of float32 masters"}
 DIST = "megatron/core/optimizer/distrib_optimizer.py"
 
 
@@ -54,13 +55,19 @@ def _optimizer(rank: Rank) -> list[Live]:
     cut = engine.distributed_optimizer or rank.flags.fsdp
     moment = ITEMSIZE[engine.optimizer.moment_dtype or "float32"]
     kept = 1 - engine.offload.optimizer_fraction
-    masters = 0 if engine.param_dtype == "float32" else 4
+    masters = 0 if engine.param_dtype == "float32" else ITEMSIZE[engine.optimizer.master_dtype or "float32"]
     mine = dealt(rank) if rank.flags.layer_wise else [(held, _share(held, cut, rank)) for held in rank.trained]
     share = sum(part for _, part in mine)
     moments = sum(part * _moments(held, engine.optimizer.kind) for held, part in mine)
     form = "P/D" if cut else "P"
     found = [
-        _live("params", "optimizer", round(masters * share * kept), "float32 master weights", f"{masters}*{form}"),
+        _live(
+            "params",
+            "optimizer",
+            round(masters * share * kept),
+            MASTERS.get(masters, "master weights"),
+            f"{masters}*{form}",
+        ),
         _live(
             "optimizer_state",
             "optimizer",
@@ -145,13 +152,16 @@ def workspaces(rank: Rank) -> list[Live]:
 def cublas_workspace(job: Job) -> int:
     """Bytes of one cuBLAS workspace: CUBLAS_WORKSPACE_CONFIG (`:KiB:count` pairs), else torch's default of the device.
 
-    Runs that must repeat bit by bit set `:4096:8`: torch's deterministic mode asks for it.
+    Runs that must repeat bit by bit set `:4096:8`: torch's deterministic mode asks for it. On Blackwell the default
+    depends on torch's version (32 MiB in newer ones); golden runs held 32 where Transformer Engine had to be
+    deterministic, and 8 in most others.
     """
     text = dict(job.environment).get("CUBLAS_WORKSPACE_CONFIG", "")
     parts = [int(word) for word in text.split(":") if word.isdigit()]
     if parts and len(parts) % 2 == 0:
         return 1024 * sum(size * number for size, number in zip(parts[::2], parts[1::2], strict=True))
-    large = _is_hopper(job) or dict(job.environment).get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0"
+    deterministic = dict(job.environment).get("NVTE_ALLOW_NONDETERMINISTIC_ALGO") == "0"
+    large = _is_hopper(job) or (deterministic and not _is_ampere(job))
     return round(constant("megatron.cublas_workspace.hopper" if large else "megatron.cublas_workspace.other"))
 
 

@@ -31,9 +31,12 @@ from flowledger.plan.megatron.state import (
 )  # fmt: skip
 from flowledger.plan.saved import Kept
 from flowledger.plan.timeline import Clock, Live, Timeline
+from flowledger.tables.constants import constant
 
 ALWAYS = MegatronFlags()
 ONE = "start of the only micro-batch"
+# the row of the activation table that stands for the backward kernels of a linear mixer
+TUNED = "gradients of the mixer's projection and output"
 END = 10**9
 
 
@@ -85,17 +88,35 @@ def first_step(steady: Timeline, *, resumed: bool = False) -> Timeline:
             return replace(live, born=first)
         return live
 
-    return Timeline(steady.instants, tuple(born(live) for live in steady.lives))
+    return Timeline(steady.instants, (*(born(live) for live in steady.lives), *_tuned(steady)))
+
+
+def _tuned(steady: Timeline) -> list[Live]:
+    """What Triton clears the cache with while it times the backward kernels of linear mixers, at the first of them.
+
+    The forward kernels are timed when little else is alive.
+    """
+    at = min((live.born for live in steady.lives if live.label.endswith(TUNED)), default=None)
+    if at is None or not any(live.label == BACKWARD_WORKSPACE for live in steady.lives):
+        return []
+    live = _live("buffer of Triton's autotuning", round(constant("megatron.autotuning")), at, at)
+    return [replace(live, name="temporary", kind="residue", source="triton/testing.py do_bench")]
 
 
 def resting(job: Job) -> tuple[Live, ...]:
     """Parameters, gradients and optimizer states between stages; what is offloaded lies on the host.
 
-    With `offload.param` the gradient buffer goes with the parameters (verl, slime).
+    With `offload.param` the gradient buffer goes with the parameters (verl, slime). It is freed and made again as zeros
+    (verl utils/megatron_utils.py offload_megatron_model_to_cpu): nothing of it lies on the host.
     """
     offload = job.engine.offload
-    away = {"param": offload.param, "grad": offload.grad or offload.param, "optimizer": offload.optimizer}
-    return tuple(replace(live, host=live.host or away.get(live.kind, False)) for live in states(rank_of(job, ALWAYS)))
+    away = {"param": offload.param, "optimizer": offload.optimizer}
+    dropped = offload.grad or offload.param
+    return tuple(
+        replace(live, host=live.host or away.get(live.kind, False))
+        for live in states(rank_of(job, ALWAYS))
+        if not (dropped and live.kind == "grad")
+    )
 
 
 def resident(job: Job, flags: MegatronFlags = ALWAYS) -> list[Live]:

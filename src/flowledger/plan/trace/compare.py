@@ -83,13 +83,13 @@ def closed(job: Job) -> int:
     return Timeline(full.instants, tuple(live for live in full.lives if live.label not in made)).peak().bytes
 
 
-def trace(job: Job, stage: str, config_path: str | None = None, outside: str = "head") -> Traced:
+def trace(job: Job, stage: str, config_path: str | None = None) -> Traced:
     """Run one optimizer step (or one micro-batch without gradients) in which the states exist. Raises BadInput."""
     refuse(job)
     began = time.monotonic()
     name = config_path or job.architecture.name
     with _silence(), _told(name), fake_world(job.world) as fake, fake, Storages().watching() as storages:
-        run(build(job, config_path, outside), job, storages)
+        run(build(job, config_path), job, storages)
     kinds = {kind: size for kind, size in storages.peak.items() if size}
     return Traced(stage, storages.at, kinds, time.monotonic() - began)
 

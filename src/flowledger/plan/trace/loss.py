@@ -81,14 +81,18 @@ class Loss:
         single, upcast = self.logits.dtype == "float32", self.logits.upcast
         if single and not upcast and self.how != "pieces":
             logits = logits.float()
-        self.held.append(logits)
+        self._hold(logits)
         if upcast and not single and self.how != "pieces":
             logits = logits.float()
-            self.held.append(logits)
+            self._hold(logits)
         if self.logits.temperature_copy:
             logits = logits / TEMPERATURE
-            self.held.append(logits)
+            self._hold(logits)
         return logits
+
+    def _hold(self, logits: Tensor) -> None:
+        if self.logits.kept:
+            self.held.append(logits)
 
     def _plain(self, logits: Tensor) -> Tensor:
         log_probs = (logits.float() if self.wide else logits).log_softmax(-1)  # where that is a copy, it has no name

@@ -62,13 +62,8 @@ def _really(init: Any) -> Any:
     return made
 
 
-def build(job: Job, config_path: str | None = None, outside: str = "head") -> nn.Module:
-    """The model on this rank, sharded as the job says. Raises BadInput.
-
-    `outside`: how FSDP2 groups what stands outside the layers. `head`: the embedding a unit, final norm and head another
-    that is not given back (torchtitan); `root`: norm and head stay with the root (verl apply_fsdp2). A tied embedding
-    is the root's either way.
-    """
+def build(job: Job, config_path: str | None = None) -> nn.Module:
+    """The model on this rank, sharded as the job says. Raises BadInput."""
     config = read(config_path) if config_path else _config(job.architecture)
     config.use_cache = False
     model: nn.Module = AutoModelForCausalLM.from_config(
@@ -80,7 +75,7 @@ def build(job: Job, config_path: str | None = None, outside: str = "head") -> nn
         enable({"use_reentrant": False})
     model.train(job.gradients)
     if job.engine.strategy == "fsdp2":
-        _shard(model, job, outside)
+        _shard(model, job)
     return model
 
 
@@ -100,8 +95,8 @@ def mesh_of(job: Job) -> DeviceMesh:
     return init_device_mesh("cpu", (job.world // job.mesh.tp, job.mesh.tp), mesh_dim_names=("dp", "tp"))
 
 
-def _shard(model: Any, job: Job, outside: str) -> None:
-    """Each layer is a unit; what stands outside the layers is grouped as `outside` says (see `build`)."""
+def _shard(model: Any, job: Job) -> None:
+    """Each layer is a unit; what stands outside the layers is grouped as `Engine.outside` says."""
     engine = job.engine
     with unset_fake_temporarily():
         mesh = mesh_of(job)
@@ -119,14 +114,17 @@ def _shard(model: Any, job: Job, outside: str) -> None:
             reduce_dtype=DTYPES[engine.reduce_dtype] if engine.reduce_dtype else None,
         ),
     )
-    if not tied:
-        shard(embedding, reshard_after_forward=engine.reshard_after_forward)
-    if not tied and outside == "head":
+    asked = engine.reshard_after_forward
+    if not tied and engine.outside != "root":
+        shard(embedding, reshard_after_forward=asked)
+    if not tied and engine.outside == "head":
+        shard(head, reshard_after_forward=asked)
+    if not tied and engine.outside == "tail":
         last = next((norm for name, norm in model.get_decoder().named_children() if name in FINAL_NORMS), None)
         shard([*([last] if last else []), head], reshard_after_forward=False)
     for layer in layers:
-        shard(layer, reshard_after_forward=engine.reshard_after_forward)
-    shard(model, reshard_after_forward=engine.reshard_after_forward if outside == "root" else None)
+        shard(layer, reshard_after_forward=asked)
+    shard(model, reshard_after_forward={"tail": None, "root": False}.get(engine.outside, asked))
 
 
 def layers_of(model: Any) -> Any:
