@@ -240,6 +240,8 @@ def main() -> None:
     given = parser.parse_args()
     rows = [json.loads(line) for line in Path(given.cases).read_text(encoding="utf-8").splitlines()]
     found, skipped = errors([row for row in rows if given.all or row.get("score")])
+    if not found:
+        raise SystemExit(f"{given.cases}: no row is marked for scoring (score: true); --all takes every row")
     groups = {"all": found}
     for one in found:
         groups.setdefault(one["family"], []).append(one)
