@@ -119,11 +119,11 @@ def test_a_misspelt_flag_passes_as_it_does_in_slime_and_is_named(tmp_path: Path)
 
 
 def test_sizes_come_from_the_checkpoints_name_where_no_flag_says_them(tmp_path: Path) -> None:
-    reading = line("--hf-checkpoint /root/Qwen3-4B --pipeline-model-parallel-size 2", tmp_path)
+    reading = line("--hf-checkpoint /opt/Qwen3-4B --pipeline-model-parallel-size 2", tmp_path)
     assert reading.config.actor.engine.mesh is not None and reading.config.actor.engine.mesh.pp == 2
     assert any("no --num-layers" in note for note in reading.notes)
-    with pytest.raises(BadInput, match="no --num-layers, and --hf-checkpoint = /root/unheard-of names no model"):
-        line("--hf-checkpoint /root/unheard-of", tmp_path)
+    with pytest.raises(BadInput, match="no --num-layers, and --hf-checkpoint = /opt/unheard-of names no model"):
+        line("--hf-checkpoint /opt/unheard-of", tmp_path)
 
 
 def test_the_one_flag_that_slime_demands() -> None:

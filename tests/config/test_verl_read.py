@@ -549,7 +549,7 @@ def command(folder: Path, *words: str) -> Launched:
 
 
 @pytest.mark.parametrize(
-    "folder", ["config", "./config", "verl/trainer/config", "/root/verl/verl/trainer/config", "trainer/config/"]
+    "folder", ["config", "./config", "verl/trainer/config", "/opt/verl/verl/trainer/config", "trainer/config/"]
 )
 @pytest.mark.parametrize("flag", ["--config-path={}", "-cp {}", "--config-path {}"])
 def test_verls_own_folder_of_configurations_may_be_named(folder: str, flag: str, tmp_path: Path) -> None:

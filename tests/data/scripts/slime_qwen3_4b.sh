@@ -23,15 +23,15 @@ SCRIPT_DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
 source "${SCRIPT_DIR}/models/qwen3-4B.sh"
 
 CHECKPOINT_ARGS=(
-   --hf-checkpoint /root/Qwen3-4B
-   #--hf-checkpoint /root/another-model
-   --ref-load /root/Qwen3-4B-dist
-   --load /root/runs/qwen3-4b/
+   --hf-checkpoint /opt/Qwen3-4B
+   #--hf-checkpoint /opt/another-model
+   --ref-load /opt/Qwen3-4B-dist
+   --load /opt/runs/qwen3-4b/
    --save-interval 20
 )
 
 ROLLOUT_ARGS=(
-   --prompt-data /root/data/math.jsonl
+   --prompt-data /opt/data/math.jsonl
    --input-key prompt
    --label-key label
    --apply-chat-template
@@ -103,7 +103,7 @@ ray start --head --node-ip-address ${MASTER_ADDR} --num-gpus 8 --disable-usage-s
 
 RUNTIME_ENV_JSON="{
   \"env_vars\": {
-    \"PYTHONPATH\": \"/root/Megatron-LM\",
+    \"PYTHONPATH\": \"/opt/Megatron-LM\",
     \"CUDA_DEVICE_MAX_CONNECTIONS\": \"1\",
     \"NCCL_NVLS_ENABLE\": \"${HAS_NVLINK}\"
   }

@@ -11,7 +11,7 @@ fi
 ray start --head --port=6379 --num-gpus=8 --disable-usage-stats
 RUNTIME_ENV_JSON="{
   \"env_vars\": {
-    \"PYTHONPATH\": \"/root/Megatron-LM/\",
+    \"PYTHONPATH\": \"/opt/Megatron-LM/\",
     \"MASTER_ADDR\": \"${MASTER_ADDR}\"
   }
 }"
