@@ -221,7 +221,7 @@ def master_dtype(half: Dtype, *, aware: bool, on_host: bool, main: str = "fp32")
 def _moment_dtype(given: Args) -> Dtype | None:
     """--exp-avg-dtype of the precision-aware optimizer; null: float32."""
     named = str(given.get("exp-avg-dtype", "fp32")) if given.get("use-precision-aware-optimizer") else "fp32"
-    return {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8"}.get(named)  # type: ignore[return-value]
+    return {"bf16": "bfloat16", "fp16": "float16", "fp8": "float8"}.get(named)  # type: ignore[return-value]  # each is a Dtype
 
 
 def _fraction(given: Args) -> float:

@@ -1,7 +1,7 @@
 """Answers one question about a configuration: the plan itself, and where asked for what changes would do."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from flowledger.config.foreign import Reading
@@ -49,8 +49,9 @@ def answer(plan: Plan, question: Question, reread: Callable[[Sequence[str]], Rea
             "broken": _newly_broken(plan, other),
         }
     if question.advise:
-        found["advice"] = [asdict(one) for one in whatif.advise(plan)]
-        found["together"] = [asdict(one) for one in whatif.together(plan)] if plan.fits is False else []
+        advice = whatif.advise(plan)
+        found["advice"] = [asdict(one) for one in advice]
+        found["together"] = [asdict(one) for one in whatif.together(plan, advice)] if plan.fits is False else []
     if question.largest:
         found["largest"] = [asdict(one) for one in whatif.largest(plan)]
     return found
@@ -58,12 +59,7 @@ def answer(plan: Plan, question: Question, reread: Callable[[Sequence[str]], Rea
 
 def _on(reading: Reading, gpu: str) -> Reading:
     """The same reading with its device named, so that every part of the plan knows that it is no CPU."""
-    return Reading(
-        config=whatif.changed(reading.config, "hardware.gpu", gpu),
-        ignored=reading.ignored,
-        assumed=reading.assumed,
-        notes=reading.notes,
-    )
+    return replace(reading, config=whatif.changed(reading.config, "hardware.gpu", gpu))
 
 
 def _newly_broken(before: Plan, after: Plan) -> list[str]:

@@ -11,7 +11,6 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from flowledger.config.foreign import Reading
 from flowledger.config.schema import RunConfig
 from flowledger.plan.plan import Plan
 from flowledger.plan.roles import longest
@@ -88,14 +87,15 @@ def advise(plan: Plan) -> list[Advice]:
     return sorted(found, key=lambda one: -one.saves)
 
 
-def together(plan: Plan) -> list[Advice]:
+def together(plan: Plan, advice: Sequence[Advice]) -> list[Advice]:
     """Changes one upon another, each time the one that saves most, until the plan fits; empty where one alone is enough.
 
-    What a single change saves is lost where another stage is then the fullest: only together do they help.
+    What a single change saves is lost where another stage is then the fullest: only together do they help. `advice`: the
+    single changes of this plan.
     """
     taken: list[Advice] = []
     while len(taken) < MOST_CHANGES and not plan.fits:
-        best = next((one for one in advise(plan) if one.id not in {before.id for before in taken}), None)
+        best = next((one for one in advice if one.id not in {before.id for before in taken}), None)
         if best is None:
             break
         change = next(one for one in changes() if one.id == best.id)
@@ -104,6 +104,7 @@ def together(plan: Plan) -> list[Advice]:
             break
         taken.append(best)
         plan = with_config(plan, config)
+        advice = [] if plan.fits else advise(plan)
     return taken if len(taken) > 1 else []
 
 
@@ -192,10 +193,7 @@ def _need(plan: Plan) -> int:
 
 def with_config(plan: Plan, config: RunConfig) -> Plan:
     """The same plan of a changed configuration."""
-    reading = Reading(
-        config=config, ignored=plan.reading.ignored, assumed=plan.reading.assumed, notes=plan.reading.notes
-    )
-    return replace(plan, reading=reading)
+    return replace(plan, reading=replace(plan.reading, config=config))
 
 
 def applied(change: Change, config: RunConfig) -> RunConfig | None:

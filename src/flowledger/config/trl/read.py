@@ -22,7 +22,6 @@ from flowledger.flow.errors import nearest
 from flowledger.tables import rules
 
 DTYPES = {"float32": "float32", "fp32": "float32", "bfloat16": "bfloat16", "bf16": "bfloat16", "float16": "float16"}
-HALVES = {"float16": "float16", "fp16": "float16"}
 EVERY_LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PEFT_DEFAULT = ("q_proj", "v_proj")  # peft's own choice for Llama, Qwen2, Qwen3, Mistral and Gemma
 NO_DUAL_CLIP = 1e6  # the bound of algorithm.clip_dual: never reached
