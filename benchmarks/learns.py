@@ -21,6 +21,7 @@ WINDOW = 5  # steps that a mean is taken over
 BAR, LIMIT_S = 0.9, 180.0
 QUICK_BAR, QUICK_LIMIT_S = 0.5, 36.0  # one seed, ended at the bar; still out of reach without reading the prompt
 CHANCE_STEPS = 10
+NEEDS = {"gae": ("critic.path=start", "critic.lr=0.005")}  # estimator -> what it needs beside examples/learns.yaml
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found: dict[str, list[Learnt]] = {}
     for name in asked.estimators:
         for seed in asked.seeds[:1] if asked.quick else asked.seeds:
-            made = learn([f"algorithm.advantage={name}", f"seed={seed}", *asked.set], bar=bar, quick=asked.quick)
+            overrides = [f"algorithm.advantage={name}", *NEEDS.get(name, ()), f"seed={seed}", *asked.set]
+            made = learn(overrides, bar=bar, quick=asked.quick)
             found.setdefault(name, []).append(made)
             print(_line(name, made, bar), flush=True)
     if asked.json:

@@ -21,6 +21,7 @@ from flowledger.flow.kinds import KINDS
 from flowledger.flow.stages import stages
 from flowledger.flow.tensors import tensors
 from flowledger.plan.weights import count
+from flowledger.tables import algorithms as algorithm_tables
 from flowledger.tables import rules as rule_tables
 from flowledger.tables.constants import constants
 from flowledger.tables.gpus import gpus
@@ -104,6 +105,39 @@ def metric_table(zh: bool) -> str:
         head,
         ((f"`{row.name}`", row.unit, row.level, row.definition_zh if zh else row.definition) for row in metrics().values()),
     )  # fmt: skip
+
+
+def algorithm_rows(what: str, zh: bool) -> str:
+    """All algorithms of one sort; what there is to know beyond is said by `flowledger explain`."""
+    head = ("名称", "用途", "公式", "粒度", "需要", "来源") if zh else ("name", "what it is for", "formula", "works per", "needs", "source")  # fmt: skip
+    rows = (row for row in algorithm_tables.algorithms().values() if row.what == what)
+    return table(
+        head,
+        (
+            (
+                code(
+                    (row.name, *row.aliases) if what == "kl_form" else (row.name,)
+                ),  # a configuration takes these alone
+                plain(row.purpose_zh if zh else row.purpose),
+                f"`{row.formula}`",
+                row.grain,
+                code(need for need in algorithm_tables.NEEDS if need in row.needs),
+                row.source,
+            )
+            for row in rows
+        ),
+    )
+
+
+def algorithm_surprises(zh: bool) -> str:
+    head = ("算法", "须知") if zh else ("algorithm", "what may surprise")
+    told = ((row, row.surprise_zh if zh else row.surprise) for row in algorithm_tables.algorithms().values())
+    return table(head, ((f"`{row.what}:{row.name}`", plain(text)) for row, text in told if text))
+
+
+def needs(zh: bool) -> str:
+    head = ("需要", "由什么提供") if zh else ("need", "what supplies it")
+    return table(head, ((f"`{name}`", texts[zh]) for name, texts in algorithm_tables.NEEDS.items()))
 
 
 def rule_counts(zh: bool) -> str:
@@ -224,6 +258,12 @@ TABLES: dict[str, Callable[[bool], str]] = {
         f"rules_{name}": lambda zh, name=name: rule_rows(name, zh)  # type: ignore[misc]
         for name in (*rule_tables.FRAMEWORKS, rule_tables.ANY)
     },
+    **{
+        f"algorithms_{what}": lambda zh, what=what: algorithm_rows(what, zh)  # type: ignore[misc]
+        for what in algorithm_tables.WHATS
+    },
+    "algorithm_surprises": algorithm_surprises,
+    "needs": needs,
     "devices": device_table,
     "models": model_table,
     "constants": constant_table,

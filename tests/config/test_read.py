@@ -52,7 +52,7 @@ def test_the_command_line_wins_over_the_file_and_takes_over_its_source(written):
 
 def test_an_override_replaces_a_whole_section(written):
     path = written("data: {task: x}\nref: {path: start}\ncheckpoint: {every_steps: 2}\n")
-    config = read(path, ["ref=null", "checkpoint.every_steps=5", "critic={}"])
+    config = read(path, ["ref=null", "checkpoint.every_steps=5", "critic={}", "algorithm.advantage=gae"])
     assert config.ref is None and config.checkpoint.every_steps == 5 and config.critic is not None
     assert config.source_of("ref") == "command line"
 

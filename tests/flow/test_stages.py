@@ -55,6 +55,14 @@ def test_a_circle_is_refused():
         order([circle, advantage])
 
 
+def test_who_changes_a_tensor_of_the_step_waits_for_its_producer_and_nobody_waits_for_the_change():
+    """Rejection takes tokens out of the loss mask that filter made; the update may give the old log-probs itself."""
+    backwards = order(reversed(stages().values()))
+    assert backwards.index("filter") < backwards.index("advantage") < backwards.index("update_actor")
+    assert "loss_mask" in stage("advantage").writes and "old_log_prob" in stage("update_actor").writes
+    assert list(order([stage("advantage"), stage("balance")])) == ["advantage", "balance"]
+
+
 def test_what_is_read_from_the_step_before_makes_no_circle():
     assert "updated_params@previous" in stage("rollout").reads
     assert "updated_params" in stage("weight_sync").writes

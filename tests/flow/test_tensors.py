@@ -26,11 +26,14 @@ NAMES = [
     "generation_metadata",
     "finish_reason",
     "rollout_log_prob",
+    "rollout_is_weights",
     "logits",
     "reward_components",
+    "baseline_reward",
     "reward",
     "token_level_reward",
     "old_log_prob",
+    "sum_pi_squared",
     "ref_log_prob",
     "new_log_prob",
     "values",
@@ -67,6 +70,9 @@ TYPICAL = {
     "advantages": "[B_prompt*G, S_resp]",
     "advantage": "[B_prompt*G]",
     "reward": "[B_prompt*G]",
+    "baseline_reward": "[B_prompt]",
+    "sum_pi_squared": "[B_prompt*G, S_resp]",
+    "rollout_is_weights": "[B_prompt*G, S_resp]",
     "token_level_reward": "[B_prompt*G, S_resp]",
 }
 
@@ -96,6 +102,11 @@ def test_group_and_sample_forms_of_the_reward_are_rows_of_their_own_with_the_res
 def test_the_per_sample_advantage_broadcasts_to_the_per_token_one():
     form = tensor("advantages").forms[0]
     assert (form.source, form.broadcast) == ("advantage", "S_resp")
+
+
+def test_the_greedy_reward_of_a_prompt_repeats_for_each_of_its_samples():
+    form = tensor("baseline_reward").forms[1]
+    assert (form.shape, form.source, form.broadcast) == ("[B_prompt*G]", "baseline_reward/prompt", "G")
 
 
 @pytest.mark.parametrize("row", tensors().values(), ids=lambda row: row.name)

@@ -23,6 +23,7 @@ WATCHED = 1  # the step that is compared: the optimizer has its states by then
 VARIANT = (
     "model.tiny.hidden_size=128", "model.tiny.layers=3", "model.tiny.heads=8", "model.tiny.ffn_size=384",
     "actor.activation_checkpointing=true", "actor.packed=false", "actor.mini_batch_prompts=4", "rollout.weights=shared",
+    "actor.old_log_prob=true",
 )  # fmt: skip
 
 

@@ -288,3 +288,45 @@ def test_for_every_broken_rule_the_values_proposed_are_the_nearest_that_mend_it(
                 assert holds(rules[found.id], names.varied(way.knob, value, names.order))
                 between = range(min(value, way.current) + 1, max(value, way.current))
                 assert not any(holds(rules[found.id], names.varied(way.knob, v, names.order)) for v in between)
+
+
+SAPO = {"policy_loss": "sapo"}
+BYPASS = {"policy_loss": "bypass_mode", "rollout_correction": {"importance": "token"}}
+WARMUP = {"steps": 3, "algorithm": {"advantage": "gae"}}
+
+
+@pytest.mark.parametrize(
+    ("rule", "sections", "mended"),
+    [
+        ("flowledger.aggregation", {"algorithm": {**SAPO}}, {"algorithm": {**SAPO, "loss_aggregation": "seq-mean-token-mean"}}),
+        (
+            "flowledger.bypass_weights",
+            {"algorithm": BYPASS},
+            {"algorithm": {**BYPASS, "rollout_correction": {"importance": "token", "loss": "reinforce"}}},
+        ),
+        (
+            "flowledger.bypass_loss",
+            {"algorithm": {"rollout_correction": {"loss": "reinforce"}}},
+            {"algorithm": {"policy_loss": "bypass_mode", "rollout_correction": {"loss": "reinforce"}}},
+        ),
+        (
+            "flowledger.normalize",
+            {"algorithm": {"rollout_correction": {"normalize": True}}},
+            {"algorithm": {"rollout_correction": {"normalize": True, "importance": "token"}}},
+        ),
+        ("flowledger.warmup", {**WARMUP, "critic": {"warmup_steps": 3}}, {**WARMUP, "critic": {"warmup_steps": 2}}),
+        (
+            "algorithm.group",
+            {"algorithm": {"advantage": "gpg"}, "rollout": {"samples_per_prompt": 1}},
+            {"algorithm": {"advantage": "gpg"}},
+        ),
+    ],
+)  # fmt: skip
+def test_settings_of_the_loop_that_do_nothing_are_warned_of(
+    rule: str, sections: dict[str, Any], mended: dict[str, Any]
+) -> None:
+    def verdict(sections: dict[str, Any]) -> str:
+        config = foreign("flowledger", {}, data={"task": "chain_sum", "path": None}, **sections)
+        return str(row(check(config, None, None), rule).verdict)
+
+    assert (verdict(sections), verdict(mended)) == ("warn", "pass")

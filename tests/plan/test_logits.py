@@ -137,7 +137,7 @@ def own(gradients: bool, chunk: int) -> tuple[int, int]:
         Tracker(hidden, targets, embedding.weight, embedding.weight.grad) as tracker,
         torch.set_grad_enabled(gradients),
     ):
-        picked, _ = _in_chunks(hidden, targets, Head(embedding=embedding), 0.7, chunk, False)
+        picked, _ = _in_chunks(hidden, targets, Head(embedding=embedding), 0.7, chunk, False, False)
         if gradients:
             picked.sum().backward()
     made = job(

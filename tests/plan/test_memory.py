@@ -76,10 +76,10 @@ def test_gradients_are_exact(witnesses: Callable[[str], Witnesses], name: str) -
 
 @pytest.mark.parametrize("name", ["usual", "variant"])
 def test_between_stages_lies_what_lay_there_in_the_recording(witnesses: Callable[[str], Witnesses], name: str) -> None:
-    """The data tensors of the step, once they are all there: at the advantage nothing else of them is alive."""
+    """The data tensors of the step, once they are all there, to a number a sample: the estimator's own come and go."""
     witness = witnesses(name)
-    kinds = later(witness.plan)["advantage"].kinds
-    assert kinds["batch"] == recorded_peaks(witness)["advantage"]["batch"]
+    planned, found = later(witness.plan)["advantage"].kinds["batch"], recorded_peaks(witness)["advantage"]["batch"]
+    assert abs(planned - found) <= 4 * 16  # float32 [B_prompt*G]
 
 
 EXAMPLES = (
@@ -130,7 +130,7 @@ def test_optimizer_states_are_not_there_before_the_first_update() -> None:
     one_update = planned("tiny.yaml", "actor.mini_batch_prompts=4")
     first = {one.stage: one for one in one_update.memory if one.step == FIRST}
     assert "optimizer" not in first["rollout"].kinds
-    assert "optimizer" not in first["old_log_prob"].kinds
+    assert "optimizer" not in first["ref_log_prob"].kinds
     assert first["weight_sync"].kinds["optimizer"] == later(one_update)["weight_sync"].kinds["optimizer"] > 0
     assert first["update_actor"].peak.bytes < later(one_update)["update_actor"].peak.bytes
 

@@ -84,7 +84,9 @@ def prompts() -> Tensor:
     return ids.masked_fill(torch.arange(7) < 7 - LENGTHS[:, None], 0)
 
 
-def rollout(model: nn.Module, *, stop_ids=(), seed=0, abort=None, clock=lambda: 0.0, **settings) -> generate.Generated:
+def rollout(
+    model: nn.Module, *, stop_ids=(), seed=0, abort=None, answer=None, clock=lambda: 0.0, **settings
+) -> generate.Generated:
     return generate.generate(
         model=model,
         settings=Rollout(**{"samples_per_prompt": G, "max_response_tokens": 9, **settings}),
@@ -95,6 +97,7 @@ def rollout(model: nn.Module, *, stop_ids=(), seed=0, abort=None, clock=lambda: 
         sample_id=100 + torch.arange(4 * G),
         pad_id=0,
         abort=abort,
+        answer=answer,
         clock=clock,
     )
 
@@ -104,7 +107,7 @@ def reasons(result: generate.Generated) -> list[str]:
 
 
 def responses(result: generate.Generated) -> list[list[int]]:
-    lengths = result.response_mask.sum(1).tolist()
+    lengths = result.attention_mask.sum(1).tolist()
     return [ids[:length] for ids, length in zip(result.response_ids.tolist(), lengths, strict=True)]
 
 
@@ -332,3 +335,101 @@ def test_an_abort_function_that_cannot_be_used_is_named_with_its_sample(llama, a
 def test_truth_values_of_numpy_and_torch_are_understood(llama):
     assert set(reasons(rollout(llama, abort=lambda sample_id, response: torch.tensor(True)))) == {"abort"}
     assert "abort" not in reasons(rollout(llama, abort=lambda sample_id, response: None))
+
+
+EVERYTHING = tuple(range(V))  # as stop tokens: every turn is one token
+CHATS = {"stop_ids": tuple(range(20)), "max_turns": 4, "max_response_tokens": 14, "seed": 3}
+
+
+def echo(index: int, turn: list[int]) -> list[int] | None:
+    """1 to 4 tokens that depend on the sample and on its turn; now and then the end."""
+    return None if sum(turn) % 7 == 0 else [(sum(turn) + index + k) % V for k in range(1 + (index + len(turn)) % 4)]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_after_an_answer_log_probs_are_still_those_of_a_forward_without_cache(name):
+    model = made(name)
+    result = rollout(model, answer=echo, temperature=0.8, max_running=5, **CHATS)
+    sampled = result.response_mask.bool()
+    assert int((result.attention_mask - result.response_mask).sum()) > 15, "few answers, else this shows little"
+    assert (result.rollout_log_prob[~sampled] == 0).all()
+    for sample, response in enumerate(responses(result)):
+        own = sampled[sample, : len(response)]
+        expected = without_cache(model, sample, response, 0.8)[own]
+        torch.testing.assert_close(result.rollout_log_prob[sample][sampled[sample]], expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("max_running", [1, 4, 7])
+def test_a_conversation_does_not_depend_on_those_that_run_beside_it(llama, max_running):
+    whole = rollout(llama, answer=echo, **CHATS)
+    narrow = rollout(llama, answer=echo, max_running=max_running, **CHATS)
+    assert responses(narrow) == responses(whole)
+    assert torch.equal(narrow.response_mask, whole.response_mask)
+    assert reasons(narrow) == reasons(whole)
+    assert set(reasons(whole)) == {"stop", "length"}
+
+
+def test_what_is_answered_comes_out_of_no_decode_step(llama):
+    result = rollout(llama, answer=echo, max_running=5, **CHATS)
+    assert int(result.generation_metadata[:, 0].sum()) == int(result.response_mask.sum())
+    lengths = result.attention_mask.sum(1)
+    last = result.response_mask.gather(1, lengths[:, None] - 1)
+    assert bool((last == 1).all()), "a response ends with a token of the policy"
+
+
+@pytest.mark.parametrize(
+    ("room", "turns", "mask", "reason"),
+    [
+        (9, 3, [1, 0, 0, 1, 0, 0, 1], "stop"),  # the third turn is the last: nobody is asked
+        (7, 3, [1, 0, 0, 1, 0, 0, 1], "stop"),  # it just fits
+        (6, 3, [1, 0, 0, 1], "length"),  # the second answer would leave no room for a token
+        (3, 3, [1], "length"),
+        (9, 1, [1], "stop"),
+    ],
+)
+def test_an_answer_is_taken_where_a_turn_and_a_token_are_left(llama, room, turns, mask, reason):
+    asked: list[tuple[int, list[int]]] = []
+
+    def answer(index: int, turn: list[int]) -> list[int]:
+        asked.append((index, turn))
+        return [9, 8]
+
+    result = rollout(llama, answer=answer, stop_ids=EVERYTHING, max_turns=turns, max_response_tokens=room)
+    assert result.response_mask.tolist() == [mask] * 12
+    assert result.attention_mask.tolist() == [[1] * len(mask)] * 12
+    assert set(reasons(result)) == {reason}
+    answered = result.response_mask == 0
+    assert result.response_ids[answered].tolist() == [9, 8] * (int(answered.sum()) // 2)
+    assert all(len(turn) == 1 for _, turn in asked), "the environment is given the turn alone"
+
+
+def test_without_answers_a_conversation_is_a_response(llama):
+    plain = rollout(llama, stop_ids=(5, 6, 7, 8))
+    for silent in (lambda index, turn: None, None):
+        result = rollout(llama, stop_ids=(5, 6, 7, 8), answer=silent, max_turns=3)
+        assert responses(result) == responses(plain)
+        assert torch.equal(result.response_mask, result.attention_mask)
+        assert reasons(result) == reasons(plain)
+
+
+def test_an_answer_without_tokens_lets_the_policy_go_on(llama):
+    free = rollout(llama)
+    result = rollout(llama, stop_ids=EVERYTHING, answer=lambda index, turn: [], max_turns=9)
+    assert responses(result) == responses(free)
+    torch.testing.assert_close(result.rollout_log_prob, free.rollout_log_prob)
+    assert set(reasons(result)) == {"stop"}
+
+
+def test_abort_and_time_limit_cut_a_conversation_and_keep_what_was_said(llama):
+    def seen(sample_id: int, response: list[int]) -> bool:
+        return sample_id == 104 and len(response) == 3
+
+    talk = {"stop_ids": EVERYTHING, "answer": lambda index, turn: [9, 8], "max_turns": 3}
+    result = rollout(llama, abort=seen, **talk)
+    assert result.response_mask[4].tolist() == [1, 0, 0, 0, 0, 0, 0]
+    assert result.attention_mask[4].tolist() == [1, 1, 1, 0, 0, 0, 0]
+    assert reasons(result) == ["abort" if sample == 4 else "stop" for sample in range(12)]
+    ticks = itertools.count()
+    late = rollout(llama, timeout_s=1.5, clock=lambda: float(next(ticks)), **talk)
+    assert set(reasons(late)) == {"timeout"}
+    assert late.response_mask.tolist() == [[1, 0, 0]] * 12

@@ -125,18 +125,31 @@ def test_a_step_whose_rewards_all_failed_quotes_the_first_and_speaks_of_no_time_
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"algorithm": {"advantage": "grop"}}, "algorithm.advantage = 'grop'.*; the only one is grpo"),
         ({"rollout": {"stop_token_ids": [264]}}, "stop_token_ids holds 264.*has 264 tokens; use ids from 0 to 263"),
         ({"rollout": {"abort_function": "builtins:input"}}, "cannot be called as"),
         ({"checkpoint": {"path": "/proc/nowhere"}}, "checkpoint.path = '/proc/nowhere'.*cannot be written"),
-        ({"algorithm": {"policy_loss": "vanila"}}, "did you mean vanilla"),
         ({"mesh": {"tp": 2}}, "mesh.tp = 2"),
-        ({"critic": {}}, "uses no critic"),
     ],
 )
 def test_what_no_function_bears_is_refused_before_anything_is_loaded(changes: dict[str, object], message: str) -> None:
     with pytest.raises(BadInput, match=message), loop.prepared(config(**changes)):
         pass
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"algorithm": {"advantage": "grop"}},
+            "algorithm.advantage = 'grop'.* is not one of gae, grpo, .*did you mean grpo",
+        ),
+        ({"algorithm": {"policy_loss": "vanila"}}, "did you mean vanilla"),
+        ({"critic": {}}, "uses no critic"),
+    ],
+)
+def test_a_name_that_no_algorithm_bears_makes_no_configuration(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**changes)
 
 
 def test_checkpoints_are_written_without_a_word_and_never_over_others(tmp_path: Path, capfd: Any) -> None:

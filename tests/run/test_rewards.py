@@ -32,6 +32,7 @@ def loud(response):
 def nan(response): return float("nan")
 def verl(data_source, solution_str, ground_truth, extra_info):
     return {"score": float(solution_str == ground_truth) + extra_info["bonus"]}
+def own_share(response_ids, response_mask): return sum(response_mask) / len(response_ids)
 def torch_loaded(response): return float("torch" in sys.modules)
 def pid(response): return float(os.getpid())
 def short(response_ids): return [1.0]
@@ -88,6 +89,29 @@ def test_the_reward_is_the_weighted_sum_and_lies_on_the_last_token_or_where_it_b
     assert scores.reward.tolist() == [2 + 10 * 3, 3 + 10 * 6]
     assert scores.token_level_reward.tolist() == [[10, 20 + 2, 0, 0], [10, 20, 30 + 3, 0]]
     assert scores.failed == (None, None)
+
+
+def test_rewards_of_a_conversation_lie_on_what_the_policy_sampled(tmp_path: Path) -> None:
+    """Two tokens of the policy, two of an environment, one of the policy; then one that ends in the environment's."""
+    (tmp_path / "mine.py").write_text(SOURCE)
+    components = tuple(
+        Component(name=name, kind="function", path=f"{tmp_path / 'mine.py'}:{name}", weight=weight)
+        for name, weight in (("length", 1.0), ("per_token", 100.0), ("own_share", 0.5))
+    )
+    written = torch.tensor([[1, 1, 1, 1, 1, 0], [1, 1, 1, 0, 0, 0]])
+    sampled = torch.tensor([[1, 1, 0, 0, 1, 0], [1, 0, 0, 0, 0, 0]])
+    ids, prompt = torch.arange(1, 7).expand(2, 6) * written, torch.ones(2, 2, dtype=torch.long)
+    with Scorer(Reward(components=components), DATA, seed=0) as scorer:
+        scores = scorer.score(
+            problems=[Problem(text="p", answer=None, index=0)] * 2, responses=["abcde", "abc"], response_ids=ids,
+            response_mask=sampled, full_sequence=torch.cat([prompt, ids], 1),
+            attention_mask=torch.cat([prompt, written], 1), sample_id=torch.arange(2), step=0,
+        )  # fmt: skip
+    assert scores.failed == (None, None)
+    assert torch.allclose(scores.reward_components, torch.tensor([[5, 1 + 2 + 5, 3 / 5], [3, 1, 1 / 3]]))
+    expected = [[100, 200, 0, 0, 500 + 5 + 0.3, 0], [100 + 3 + 0.5 / 3, 0, 0, 0, 0, 0]]
+    assert torch.allclose(scores.token_level_reward, torch.tensor(expected))
+    assert torch.allclose(scores.reward, scores.token_level_reward.sum(1))
 
 
 def test_a_reward_that_raises_marks_its_sample_and_keeps_the_text(scored: Any) -> None:

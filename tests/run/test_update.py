@@ -3,9 +3,11 @@
 import pytest
 import torch
 
-from flowledger.config.schema import AGGREGATIONS, Model, Tiny
+from flowledger.config.algorithm import AGGREGATIONS, Algorithm
+from flowledger.config.schema import Model, Tiny
 from flowledger.flow.errors import BadInput
-from flowledger.run import forward, models, update
+from flowledger.run import forward, loss, models, update
+from flowledger.run.algorithms.aggregation import Totals
 from flowledger.run.batching import MiniBatch
 from tests.run.worlds import config
 
@@ -54,7 +56,7 @@ def gradient(
         model=policy.model, optimizer=Still(policy.model.parameters(), lr=0.0), config=settings.model_copy(
             update={"actor": settings.actor.model_copy(update={"grad_clip": 1e9})}
         ), batch=MiniBatch(samples=tuple(range(6)), micro_batches=micro_batches), columns=columns(policy.sizes["V"]),
-        sums=update.Sums(),
+        sums=update.Sums(), kl_coef=0.1,
     )  # fmt: skip
     return found
 
@@ -84,17 +86,17 @@ def test_the_first_tensor_that_is_not_finite_is_named_with_its_sample(policy, na
             model=policy.model, optimizer=torch.optim.SGD(policy.model.parameters(), lr=0.0),
             config=config(ref={"path": "start"}, algorithm={"kl_coef": 0.1}),
             batch=MiniBatch(samples=tuple(range(6)), micro_batches=((0, 1, 2, 3, 4, 5),)), columns=tensors, sums=update.Sums(),
+            kl_coef=0.1,
         )  # fmt: skip
     policy.model.zero_grad()
 
 
 def test_loss_shares_of_tokens_add_up_to_the_policy_loss(policy) -> None:
     tensors = columns(policy.sizes["V"])
-    settings = config()
-    totals = update.Totals(tokens=21, sequences=6, horizon=8)
+    totals = Totals(tokens=21, sequences=6, rows=6, horizon=8)
     new = torch.full((6, 6), -5.0, requires_grad=True)
-    made = update.micro_batch_loss(
-        config=settings, totals=totals, sample_id=tensors["sample_id"], new_log_prob=new, entropy=torch.zeros(6, 6),
+    made = loss.micro_batch_loss(
+        algorithm=Algorithm(), kl_coef=0.0, totals=totals, rollout_is_weights=None, sample_id=tensors["sample_id"], new_log_prob=new, entropy=torch.zeros(6, 6),
         old_log_prob=tensors["old_log_prob"], ref_log_prob=None, advantages=tensors["advantages"], loss_mask=tensors["loss_mask"],
     )  # fmt: skip
     assert float(made.loss_share.sum()) == pytest.approx(float(made.policy_loss), rel=1e-6)
@@ -106,8 +108,9 @@ def test_a_log_prob_of_the_update_itself_that_is_not_finite_is_named_too(policy)
     new = torch.full((6, 6), -5.0)
     new[3, 1] = float("nan")
     with pytest.raises(BadInput, match="new_log_prob of sample 3, response token 1 is nan"):
-        update.micro_batch_loss(
-            config=config(), totals=update.Totals(tokens=21, sequences=6, horizon=8), sample_id=tensors["sample_id"],
+        loss.micro_batch_loss(
+            algorithm=Algorithm(), kl_coef=0.0, totals=Totals(tokens=21, sequences=6, rows=6, horizon=8),
+            rollout_is_weights=None, sample_id=tensors["sample_id"],
             new_log_prob=new.requires_grad_(), entropy=torch.zeros(6, 6), old_log_prob=tensors["old_log_prob"],
             ref_log_prob=None, advantages=tensors["advantages"], loss_mask=tensors["loss_mask"],
         )  # fmt: skip

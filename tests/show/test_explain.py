@@ -10,10 +10,12 @@ from flowledger.flow.errors import BadInput
 from flowledger.flow.kinds import KINDS
 from flowledger.flow.stages import stages
 from flowledger.flow.tensors import tensors
-from flowledger.show.explain import explain, explain_rows
+from flowledger.show.explain import explain, explain_rows, meanings
+from flowledger.show.explain_algorithms import MADE_BY, algorithm_words
+from flowledger.tables.algorithms import WHATS, algorithms, names
 from flowledger.tables.metrics import metrics
 
-WORDS = sorted({*tensors(), *stages(), *SYMBOLS, *KINDS, *metrics()})
+WORDS = sorted({*tensors(), *stages(), *SYMBOLS, *KINDS, *metrics(), *algorithm_words()})
 
 
 @pytest.mark.parametrize("word", WORDS)
@@ -57,8 +59,73 @@ def test_an_instance_of_a_metric_pattern_is_explained():
     assert explain_rows("stage_time_s/rollout")["name"] == "stage_time_s/<stage>"
 
 
+@pytest.mark.parametrize("row", algorithms().values(), ids=lambda row: f"{row.what}:{row.name}")
+def test_an_algorithm_shows_every_fact_of_its_row(row):
+    asked = f"{row.what}:{row.name}"
+    for lang, facts in (
+        ("en", (row.purpose, row.to_tokens, row.bug)),
+        ("zh", (row.purpose_zh, row.to_tokens_zh, row.bug_zh)),
+    ):
+        text = explain(asked, lang)
+        for fact in (row.formula, row.source, *facts, *row.inputs, *row.settings, *row.aliases):
+            assert fact in text
+        assert ((row.surprise if lang == "en" else row.surprise_zh) or "") in text
+    rows = explain_rows(asked)
+    assert (rows["what"], rows["name"], rows["formula"]) == (row.what, row.name, row.formula)
+    assert set(rows["needs"]) == row.needs and rows["chosen_by"] == WHATS[row.what][2]
+    json.dumps(rows, allow_nan=False)
+
+
+def test_inputs_come_with_the_shapes_in_which_the_algorithm_meets_them():
+    def shapes(word):
+        return {one["tensor"]: one["shape"] for one in explain_rows(word)["inputs"]}
+
+    assert shapes("grpo") == {
+        "token_level_reward": "[B_prompt*G, S_resp]", "loss_mask": "[B_prompt*G, S_resp]", "group_id": "[B_prompt*G]",
+    }  # fmt: skip
+    assert shapes("gspo")["new_log_prob"] == shapes("gspo")["old_log_prob"] == "[B_micro, S_resp]"
+    assert shapes("gdpo")["reward_components"] == "[B_prompt*G, N_reward]"
+    assert shapes("remax")["baseline_reward"] == "[B_prompt]"
+
+
+def test_grpo_says_how_one_number_reaches_the_tokens():
+    text = explain("grpo")
+    for fact in ("(r - mean) / (std + 1e-6)", "2402.03300", "per sample", "repeated on each of its unmasked tokens",
+                 "at least 2 samples per prompt", "algorithm.norm_by_std", "A group of one keeps its raw reward"):  # fmt: skip
+        assert fact in text
+    assert "per token" in explain("gae") and "`critic:`" in explain("gae")
+    assert "per sequence" in explain("gspo")
+
+
+def test_a_name_that_is_an_estimator_and_a_loss_shows_both_and_can_be_told_apart():
+    assert [facts["what"] for facts in meanings("gpg")] == ["advantage", "policy_loss"]
+    assert [facts["formula"] for facts in meanings("policy_loss:gpg")] == ["-A·log π_new"]
+    assert "gpg  [policy_loss]" not in explain("advantage:gpg")
+
+
+def test_an_alias_of_an_algorithm_leads_to_it():
+    assert explain("low_var_kl").startswith("k3  (= low_var_kl)  [kl_form]")
+    assert explain("kl_form:kl").startswith("k1  (= kl)")
+
+
+def test_a_tensor_names_the_algorithms_that_may_fill_it():
+    assert explain_rows("advantage")["what"] == "tensor"
+    assert explain_rows("advantages")["algorithms"] == {"algorithm.advantage": list(names("advantage"))}
+    assert explain_rows("stage:advantage")["algorithms"] == {"algorithm.advantage": list(names("advantage"))}
+    assert "seq-mean-token-mean" in explain("tensor:policy_loss")
+    assert "algorithms" not in explain("tensor:reward")
+    assert set(MADE_BY) <= tensors().keys() | stages().keys()
+
+
 @pytest.mark.parametrize(
-    ("word", "near"), [("advantagess", "advantages"), ("roll_out", "rollout"), ("S_rsp", "S_resp")]
+    ("word", "near"),
+    [
+        ("advantagess", "advantages"),
+        ("roll_out", "rollout"),
+        ("S_rsp", "S_resp"),
+        ("reinforce_plusplus", "reinforce_plus_plus"),
+        ("policy_loss:gsp", "gspo"),
+    ],
 )
 def test_an_unknown_word_is_refused_with_the_nearest(word, near):
     with pytest.raises(BadInput, match=f"did you mean {near}"):

@@ -86,7 +86,7 @@ def sql(
 
 
 def explain(
-    name: Annotated[str, typer.Argument(help="a tensor, stage, symbol, memory kind or metric")],
+    name: Annotated[str, typer.Argument(help="a tensor, stage, symbol, memory kind, metric or algorithm")],
     lang: Annotated[Language, typer.Option(help="language")] = Language.en,
     json: Json = False,
 ) -> None:
@@ -95,7 +95,7 @@ def explain(
     from flowledger.show import plain
 
     if json:
-        print(plain.as_json("explain", "", [explanation.explain_rows(name, lang.value)]))
+        print(plain.as_json("explain", "", explanation.meanings(name, lang.value)))
     else:
         print(explanation.explain(name, lang.value))
 

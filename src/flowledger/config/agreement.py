@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from flowledger.config import objective
 from flowledger.config.bounds import STEP_SAMPLES, STEP_TOKENS
 
 if TYPE_CHECKING:
@@ -22,8 +23,6 @@ def step_is_of_this_world(config: "RunConfig") -> None:
 
 
 def batches_fit(config: "RunConfig") -> None:
-    if config.framework != OWN:
-        return  # a foreign framework has rules of its own, which `check` reports
     prompts, mini = config.data.prompts_per_step, config.mini_batch_prompts
     if prompts % mini:
         fits = [n for n in range(1, prompts + 1) if prompts % n == 0]
@@ -45,12 +44,6 @@ def batches_fit(config: "RunConfig") -> None:
 
 
 def parts_that_need_each_other(config: "RunConfig") -> None:
-    if config.framework != OWN:
-        return
-    if not config.actor.old_log_prob:
-        raise ValueError(
-            "actor.old_log_prob = false: the loop always computes log-probs before the update; leave it out"
-        )
     if config.ref is not None and config.ref.path != "start":
         raise ValueError(f"ref.path = {config.ref.path!r}: the loop's reference policy is the start model; use `start`")
     if config.algorithm.kl_coef > 0 and config.ref is None:
@@ -61,4 +54,12 @@ def parts_that_need_each_other(config: "RunConfig") -> None:
         raise ValueError("a reward component of kind `task` needs data.task (it is that task's own scorer)")
 
 
-RULES: tuple[Callable[["RunConfig"], None], ...] = (step_is_of_this_world, batches_fit, parts_that_need_each_other)
+Rule = Callable[["RunConfig"], None]
+ANY_FRAMEWORK: tuple[Rule, ...] = (step_is_of_this_world,)
+OF_THE_LOOP: tuple[Rule, ...] = (batches_fit, *objective.RULES, parts_that_need_each_other)
+
+
+def check(config: "RunConfig") -> None:
+    """Every rule; a foreign framework has rules of its own, which `flowledger check` reports. Raises ValueError."""
+    for rule in (*ANY_FRAMEWORK, *(OF_THE_LOOP if config.framework == OWN else ())):
+        rule(config)

@@ -19,7 +19,7 @@ from flowledger.config.yaml_text import COMMAND_LINE, Marks, document, text_of
 from flowledger.flow.errors import BadInput
 
 # What is a path, or `file.py:name`, when it stands in a file; relative ones are looked for beside that file first.
-PATH_KEYS = re.compile(r"model\.path|data\.path|rollout\.abort_function|reward\.components\.\d+\.path")
+PATH_KEYS = re.compile(r"model\.path|data\.path|rollout\.(abort_function|environment)|reward\.components\.\d+\.path")
 MODEL_NAMES = ("tiny", "smollm2-135m")  # these name a model and are no paths
 
 

@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr, model_validator
 
-from flowledger.config import agreement
+from flowledger.config import agreement, passes
+from flowledger.config.algorithm import AGGREGATIONS as AGGREGATIONS
+from flowledger.config.algorithm import Algorithm
 from flowledger.config.bounds import (
     BYTES,
     COUNT,
@@ -23,10 +25,9 @@ from flowledger.config.bounds import (
     File,
 )
 from flowledger.config.engine import Engine, Hardware, Lora, Mesh, Serving
+from flowledger.config.reward import Component as Component
+from flowledger.config.reward import Reward
 from flowledger.config.section import Section
-
-AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
-Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
 
 
 class Tiny(Section):
@@ -95,58 +96,11 @@ class Rollout(Section):
     max_running: int | None = Field(None, ge=1, le=COUNT)  # slots of the KV cache; null: all samples at once
     timeout_s: float | None = Field(None, ge=0, le=SECONDS)  # per sample, from its admission
     abort_function: File | None = None  # module:name or file.py:name, (sample_id, response_ids) -> bool
+    environment: File | None = None  # module:name or file.py:name, answers each turn of a response (tools, users)
+    max_turns: int = Field(1, ge=1, le=COUNT)  # turns of the policy in one response; more than 1 needs `environment`
     log_probs: bool = True  # the engine returns the log-prob of each token it samples
     serving: Serving = Serving()
     weights: Literal["copy", "shared"] = "copy"  # a copy of the policy, or the policy itself
-
-
-class Component(Section):
-    """One reward component; the reward of a sample is the weighted sum of its components."""
-
-    name: str = Field(pattern=NAME, max_length=LONGEST_NAME)
-    kind: Literal["task", "math_verify", "function", "model", "token_model"]
-    path: File | None = None  # function: module:name or file.py:name; model: a directory, or `tiny`
-    weight: float = Field(1.0, ge=-WEIGHT, le=WEIGHT)
-
-    @model_validator(mode="after")
-    def _path_where_needed(self) -> "Component":
-        if self.kind in ("function", "model", "token_model") and not self.path:
-            raise ValueError(f"reward component {self.name!r} of kind {self.kind!r} needs a path")
-        return self
-
-
-class Reward(Section):
-    """What a response is worth. Rule rewards run in a process of their own, so that a time limit can be kept."""
-
-    components: tuple[Component, ...] = (Component(name="task", kind="task"),)
-    timeout_s: float = Field(10.0, gt=0, le=SECONDS)  # per sample and component
-    on_error: Literal["drop", "zero"] = "drop"  # a sample whose reward failed: out of the loss, or reward 0
-
-    @model_validator(mode="after")
-    def _names_differ(self) -> "Reward":
-        names = [component.name for component in self.components]
-        if not names or len(set(names)) != len(names):
-            raise ValueError(f"reward.components need at least one, with different names; got {names}")
-        return self
-
-
-class Algorithm(Section):
-    """Advantage, policy loss, KL and entropy."""
-
-    advantage: str = "grpo"
-    norm_by_std: bool = True  # false: r - mean only (Dr. GRPO)
-    policy_loss: str = "vanilla"
-    clip_low: float = Field(0.2, ge=0, le=WEIGHT)
-    clip_high: float = Field(0.2, ge=0, le=WEIGHT)
-    clip_dual: float = Field(3.0, gt=1, le=WEIGHT)  # lower bound of the loss where the advantage is negative
-    loss_aggregation: Aggregation = "token-mean"
-    loss_scale_factor: int | None = Field(
-        None, ge=1, le=COUNT
-    )  # divisor of seq-mean-token-sum-norm; null: max_response_tokens
-    kl_coef: float = Field(0.0, ge=0, le=WEIGHT)
-    kl_form: str = "k3"
-    kl_in: Literal["loss", "reward"] = "loss"
-    entropy_coef: float = Field(0.0, ge=-WEIGHT, le=WEIGHT)
 
 
 class MicroBatch(Section):
@@ -175,7 +129,8 @@ class Actor(Section):
     activation_checkpointing: bool = False
     grad_clip: float = Field(1.0, ge=0, le=1e9)  # 0: off
     engine: Engine = Engine()
-    old_log_prob: bool = True  # a pass of its own; false: the update's first log-probs or the rollout's stand in for it
+    # A pass of its own; false: the update's first log-probs or the rollout's stand in for it; null: where that is exact.
+    old_log_prob: bool | None = None
     log_prob_micro_batch: MicroBatch | None = None  # of the old_log_prob pass; null: as the update
     log_prob_entropy: Literal["none", "full", "chunked"] = "none"  # the old_log_prob pass computes entropy too
 
@@ -193,6 +148,9 @@ class Critic(Section):
 
     path: File = "start"
     lr: float = Field(1e-5, gt=0, le=WEIGHT)
+    clip_value: float = Field(0.5, gt=0, le=WEIGHT)  # how far a value may move from the old one in the loss
+    grad_clip: float = Field(1.0, ge=0, le=1e9)  # 0: off
+    warmup_steps: int = Field(0, ge=0, le=COUNT)  # steps of the run in which only the critic learns
     epochs: int | None = Field(None, ge=1, le=2**20)  # null: as the actor's
     mini_batch_prompts: int | None = Field(None, ge=1, le=2**20)  # null: as the actor's
     engine: Engine | None = None  # null: as the actor's
@@ -286,6 +244,27 @@ class RunConfig(Section):
         """Samples of one optimizer step, over all data-parallel ranks."""
         return self.actor.mini_batch_samples or self.mini_batch_prompts * self.rollout.samples_per_prompt
 
+    @property
+    def old_log_prob_pass(self) -> bool:
+        """Whether old log-probs come from a forward pass of their own."""
+        if self.framework != agreement.OWN:
+            return self.actor.old_log_prob is not False
+        return passes.old_log_prob_pass(self)
+
+    @property
+    def bypasses(self) -> bool:
+        """Whether the rollout's log-probs stand in for the old policy's."""
+        return self.algorithm.policy_loss == passes.BYPASS
+
+    @property
+    def policy_starts(self) -> int:
+        """The first step in which the policy learns: before it, a critic may warm up."""
+        return self.critic.warmup_steps if self.critic else 0
+
+    def needs(self, name: str) -> bool:
+        """Whether the chosen estimator or loss needs this: critic, group, baseline, sum_pi_squared, …"""
+        return name in passes.needs(self)
+
     def source_of(self, key: str) -> str:
         """`examples/tiny.yaml:12`, `command line`, or `default@<version>` for a dotted key."""
         parts = key.split(".")
@@ -296,8 +275,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _sections_agree(self) -> "RunConfig":
-        for rule in agreement.RULES:
-            rule(self)
+        agreement.check(self)
         return self
 
 

@@ -59,8 +59,8 @@ def stage(name: str) -> Stage:
 def order(rows: Iterable[Stage] | None = None) -> tuple[str, ...]:
     """Stage names sorted so that every tensor is written before it is read; ties keep the order of the rows.
 
-    A stage that writes a tensor too reads its own (gradients, logits, the KL of its own loss), so it waits for no other
-    writer. Raises AssertionError when reads and writes form a circle: such a table describes no step.
+    A stage waits for the producer of what it reads. What lives shorter than the step (gradients, logits, the KL of its
+    own loss) a stage that writes it too has made for itself, and waits for nobody. Raises AssertionError when reads and writes form a circle: such a table describes no step.
     """
     return _sorted(tuple(stages().values() if rows is None else rows))
 
@@ -78,8 +78,9 @@ def _sorted(listed: tuple[Stage, ...]) -> tuple[str, ...]:
 
 
 def _writers_before(row: Stage, rows: Iterable[Stage]) -> set[str]:
-    foreign = {name for name in row.reads if "@" not in name and name not in row.writes}
-    return {other.name for other in rows if foreign & set(other.writes)}
+    read = (tensors()[name] for name in row.reads if "@" not in name)
+    handed = (one for one in read if one.name not in row.writes or one.lifetime == "step")
+    return {stage_of(one.producer) for one in handed} & {other.name for other in rows} - {row.name}
 
 
 def _access(name: str) -> dict[str, tuple[str, ...]]:

@@ -4,6 +4,6 @@
 FINISH_REASONS = ("stop", "length", "abort", "timeout")
 
 # Why a sample is not trained on.
-DROPPED_REASONS = ("abort", "timeout", "reward_error", "reward_timeout", "empty")
+DROPPED_REASONS = ("abort", "timeout", "reward_error", "reward_timeout", "empty", "rejected")
 
 LEVELS = ("off", "steps", "tensors", "tokens")

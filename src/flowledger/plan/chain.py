@@ -188,6 +188,12 @@ def _passes(draft: _Draft) -> None:
         update = Pass("critic update", per_rank, True, None, None, tokens=budget)
         for one in (values, update):
             _micro_batches(draft, one, names=("critic_micro", "critic_budget_key"))
+    elif draft.has("values_dynamic", "critic_mini_samples"):
+        per_rank = v["critic_mini_samples"] // v["dp"]
+        for name, which, several in (("values", "values", samples), ("critic update", "critic", per_rank)):
+            micro, budget = f"{which}_micro", f"{which}_budget"
+            one = Pass(name, several, v[f"{which}_dynamic"], v[micro], v[budget])
+            _micro_batches(draft, one, names=(micro, budget))
 
 
 def _micro_batches(draft: _Draft, one: Pass, *, names: tuple[str, str]) -> None:

@@ -23,7 +23,9 @@ KNOBS: Mapping[str, str] = {  # where a framework's table names no key of its ow
     "budget": "actor.micro_batch.max_tokens", "tp": "mesh.tp", "pp": "mesh.pp", "cp": "mesh.cp", "sp": "mesh.sp",
     "ep": "mesh.ep", "vpp": "mesh.vpp", "mesh_dp": "mesh.dp", "gpus_per_node": "hardware.gpus_per_node",
     "rtp": "rollout.serving.mesh.tp", "rdp": "rollout.serving.mesh.dp",
-    "max_model_len": "rollout.serving.max_model_tokens",
+    "max_model_len": "rollout.serving.max_model_tokens", "aggregation": "algorithm.loss_aggregation",
+    "importance": "algorithm.rollout_correction.importance", "normalize": "algorithm.rollout_correction.normalize",
+    "bypass_loss": "algorithm.rollout_correction.loss", "policy_starts": "critic.warmup_steps",
 }  # fmt: skip
 
 
@@ -193,6 +195,31 @@ def _of_run(config: RunConfig) -> dict[str, Any]:
         "max_running": serving.max_running or config.rollout.max_running, "ref_used": config.ref is not None,
         "critic_used": config.critic is not None, "ref_micro": passes.samples, "ref_budget": passes.max_tokens,
         "ref_dynamic": passes.dynamic, "kl_coef": config.algorithm.kl_coef, "policy_dtype": engine.param_dtype,
+    } | _of_algorithm(config) | _of_critic(config)  # fmt: skip
+
+
+def _of_algorithm(config: RunConfig) -> dict[str, Any]:
+    algorithm, correction = config.algorithm, config.algorithm.rollout_correction
+    return {
+        "policy_loss": algorithm.policy_loss, "aggregation": algorithm.loss_aggregation, "importance": correction.importance,
+        "normalize": correction.normalize, "bypass_loss": correction.loss, "steps": config.steps,
+        "policy_starts": config.policy_starts,
+    }  # fmt: skip
+
+
+def _of_critic(config: RunConfig) -> dict[str, Any]:
+    """How flowledger's own critic cuts its passes; other frameworks say it with keys of their own."""
+    critic = config.critic
+    if critic is None or family(config.framework) != "flowledger":
+        return {}
+    update = critic.micro_batch or config.actor.micro_batch
+    values = critic.values_micro_batch or update
+    prompts = critic.mini_batch_prompts or config.mini_batch_prompts
+    return {
+        "values_dynamic": values.dynamic, "values_micro": values.samples,
+        "values_budget": values.max_tokens or values.max_padded_tokens, "critic_dynamic": update.dynamic,
+        "critic_micro": update.samples, "critic_budget": update.max_tokens or update.max_padded_tokens,
+        "critic_mini_samples": prompts * config.rollout.samples_per_prompt,
     }  # fmt: skip
 
 

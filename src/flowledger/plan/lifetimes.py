@@ -1,6 +1,6 @@
 """The planned lifetime table: where each tensor is born, who reads it, where it dies, and what each stage hands on."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from flowledger.flow.stages import order
@@ -17,13 +17,17 @@ def lifetimes(rows: Sequence[TensorRow], stages: Sequence[str]) -> list[Fate]:
     for row in rows:
         key = (row.tensor_name, row.stage)
         sizes[key] = max(sizes.get(key, 0), row.bytes or 0)
-    found = [fate for row in tensors().values() for fate in _fates(row, places, sizes) if _has_rows(fate, sizes)]
+    found = [
+        fate
+        for row in tensors().values()
+        for fate in _fates(row, [name for name in places if (row.name, name) in sizes or not _meets(row, name)], sizes)
+    ]
     return sorted(found, key=lambda fate: places.index(stage_of(fate["born_at"])))
 
 
-def _has_rows(fate: Fate, sizes: Mapping[tuple[str, str | None], int]) -> bool:
-    """Whether the shape ledger has it where it is born: it has not what one rank alone, or a KL of weight 0, never makes."""
-    return (fate["tensor_name"], stage_of(fate["born_at"])) in sizes
+def _meets(row: Tensor, name: str) -> bool:
+    """Whether the flow has a stage write or read a tensor; the shape ledger may not: one rank alone, a KL of weight 0."""
+    return name in map(stage_of, (*row.written_by, *row.readers))
 
 
 def surviving(fates: Sequence[Fate], stages: Sequence[str]) -> dict[str, list[str]]:
@@ -73,7 +77,7 @@ def _fates(row: Tensor, places: Sequence[str], sizes: dict[tuple[str, str | None
     born = [place for place in row.written_by if stage_of(place) in places]
     own = len({stage_of(place) for place in born}) > 1 and row.lifetime in ("micro_batch", "stage")
     first = list({stage_of(place): place for place in reversed(born)}.values())[::-1]
-    for place in first if own else born[:1]:
+    for place in first if own else sorted(born, key=lambda one: places.index(stage_of(one)))[:1]:
         readers = [reader for reader in row.readers if stage_of(reader) in places]
         if own:
             readers = [reader for reader in readers if stage_of(reader) == stage_of(place)]

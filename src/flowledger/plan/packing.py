@@ -20,7 +20,8 @@ from flowledger.tables.constants import constant
 SCHEMES = ("balanced", "balanced_capped", "first_fit", "capped", "in_order")
 Parts = list[list[int]]
 TOGETHER = ("balanced", "balanced_capped", "first_fit")  # all data-parallel ranks take the largest count
-State = list[tuple[int, list[int]]]  # (weight, indices) of each list
+State = list[tuple[int, int, list[int]]]  # (weight, count, indices) of each list
+Order = tuple[int, int, int, list[int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,18 +132,25 @@ def partition(weights: Sequence[int], parts: int) -> Parts:
     """
     if not weights:
         return [[] for _ in range(parts)]
-    heap: list[tuple[int, int, State]] = [(-w, n, [(w, [n])]) for n, w in enumerate(weights)]
     if parts == 1:
         return [list(range(len(weights)))]
+    states: list[State] = [[(weight, 1, [n])] for n, weight in enumerate(weights)]
+    heap = [(_order(state, parts), state) for state in states]
     heapq.heapify(heap)
     while len(heap) > 1:
-        _, order, one = heapq.heappop(heap)
-        _, _, other = heapq.heappop(heap)
+        _, one = heapq.heappop(heap)
+        _, other = heapq.heappop(heap)
         merged = _merged(one, other, parts)
-        lightest = merged[-1][0] if len(merged) == parts else 0
-        heapq.heappush(heap, (lightest - merged[0][0], order, merged))
-    filled = [indices for _, indices in heap[0][2]]
+        heapq.heappush(heap, (_order(merged, parts), merged))
+    filled = [indices for _, _, indices in heap[0][1]]
     return filled + [[] for _ in range(parts - len(filled))]
+
+
+def _order(state: State, parts: int) -> Order:
+    """Widest spread first; of equal ones that whose first list is heavier, then longer, then has the later samples."""
+    weight, count, indices = state[0]
+    lightest = state[-1][0] if len(state) == parts else 0
+    return lightest - weight, -weight, -count, [-n for n in indices]
 
 
 def _merged(one: State, other: State, parts: int) -> State:
@@ -150,8 +158,8 @@ def _merged(one: State, other: State, parts: int) -> State:
     both = max(0, len(one) + len(other) - parts)
     alone, cut = len(one) - both, len(other) - both
     pairs = zip(one[alone:], reversed(other[cut:]), strict=True)
-    joined = [*one[:alone], *other[:cut], *((a + b, x + y) for (a, x), (b, y) in pairs)]
-    joined.sort(key=lambda part: -part[0])
+    joined = [*one[:alone], *other[:cut], *((a + b, m + n, x + y) for (a, m, x), (b, n, y) in pairs)]
+    joined.sort(reverse=True)
     return joined
 
 

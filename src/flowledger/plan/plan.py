@@ -23,11 +23,12 @@ from flowledger.plan.memory import Scene, StageMemory
 from flowledger.plan.roles import Work
 from flowledger.plan.serving import Served
 from flowledger.plan.shapes import RankClass, Setting
+from flowledger.plan.subject import other_model
 from flowledger.plan.timeline import Live
 from flowledger.plan.verdicts import verdicts
 from flowledger.tables.constants import constant
 from flowledger.tables.gpus import Gpu
-from flowledger.tables.models import Architecture, find
+from flowledger.tables.models import Architecture
 
 VISION = "only the language model is planned: the vision or audio tower and what it makes of images are left out"
 
@@ -105,7 +106,9 @@ class Plan:
     @cached_property
     def _others(self) -> Mapping[str, Architecture]:
         return {
-            role: found for role, path in roles.own_models(self.config).items() if (found := find(path)) is not None
+            role: found
+            for role, path in roles.own_models(self.config).items()
+            if (found := other_model(path, self.config, self.architecture)) is not None
         }
 
     @property
@@ -174,7 +177,7 @@ class Plan:
         return Setting(
             stages=self.stages, bindings=bindings(self.config, self.architecture, self.dp(actor), tokens),
             mesh=flow_mesh(**degrees), dtypes=self._dtypes(), packed=actor.engine.packed,
-            unused=roles.unused(self.config),
+            unused=roles.unused(self.config), unwritten=roles.unwritten(self.config),
         )  # fmt: skip
 
     def _dtypes(self) -> dict[str, str]:

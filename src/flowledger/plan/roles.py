@@ -7,12 +7,14 @@ so on. `work` gives the job of each; everything else about memory follows from i
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from flowledger.config import passes
 from flowledger.config.engine import Engine, Mesh
 from flowledger.config.schema import MicroBatch, RunConfig
 from flowledger.plan import own_loop
 from flowledger.plan.job import Job
 from flowledger.plan.shapes import RankClass
 from flowledger.plan.weights import local_numel, stage_layers, weights
+from flowledger.tables.algorithms import find
 from flowledger.tables.models import Architecture
 
 OUTER = {"embed": "first", "positions": "first", "final_norm": "last", "head": "last"}  # part -> pipeline stage
@@ -35,7 +37,7 @@ class Work:
 def stages(config: RunConfig) -> tuple[str, ...]:
     """The stages that this configuration runs in a step, whatever their order."""
     optional = {
-        "old_log_prob": config.actor.old_log_prob,
+        "old_log_prob": config.old_log_prob_pass,
         "ref_log_prob": config.ref is not None,
         "values": config.critic is not None,
         "update_critic": config.critic is not None,
@@ -50,8 +52,33 @@ def unused(config: RunConfig) -> frozenset[tuple[str, str]]:
     algorithm = config.algorithm
     in_reward = config.ref is not None and algorithm.kl_coef != 0 and algorithm.kl_in == "reward"
     in_loss = config.ref is not None and algorithm.kl_coef != 0 and algorithm.kl_in == "loss"
-    left_out = set() if in_reward else {("advantage", "kl")}
-    return frozenset(left_out | (set() if in_loss else {("update_actor", "kl"), ("update_actor", "kl_loss")}))
+    bypass = algorithm.policy_loss == passes.BYPASS
+    weighted = algorithm.rollout_correction.importance != "none" and not bypass
+    needs = {need for row in find(algorithm.advantage) if row.what == "advantage" for need in row.needs}
+    made = {  # (stage, tensor) -> whether the settings ask for it
+        ("advantage", "kl"): in_reward,
+        ("update_actor", "kl"): in_loss,
+        ("update_actor", "kl_loss"): in_loss,
+        ("old_log_prob", "sum_pi_squared"): "sum_pi_squared" in needs,
+        ("advantage", "sum_pi_squared"): "sum_pi_squared" in needs,
+        ("reward", "baseline_reward"): "baseline" in needs,
+        ("advantage", "baseline_reward"): "baseline" in needs,
+        ("advantage", "rollout_is_weights"): weighted,
+        ("update_actor", "rollout_is_weights"): weighted,
+        ("update_actor", "old_log_prob"): not bypass,
+    }
+    return frozenset(where for where, asked in made.items() if not asked)
+
+
+def unwritten(config: RunConfig) -> frozenset[tuple[str, str]]:
+    """(stage, tensor) that the stage reads alone, where other settings would have it written there too."""
+    algorithm = config.algorithm
+    rejects = bool(algorithm.rollout_correction.rejections) and algorithm.policy_loss != passes.BYPASS
+    made = {
+        ("advantage", "loss_mask"): rejects,
+        ("update_actor", "old_log_prob"): not config.old_log_prob_pass,
+    }
+    return frozenset(where for where, asked in made.items() if not asked)
 
 
 def works(config: RunConfig) -> tuple[Work, ...]:
@@ -68,7 +95,7 @@ def works(config: RunConfig) -> tuple[Work, ...]:
         ),
     ]  # fmt: skip
     if config.ref:
-        frozen = _with_mesh(config.ref.engine or _frozen(engine), config)
+        frozen = _with_mesh(config.ref.engine or _whole(engine), config)
         # with LoRA and no engine of its own, the reference is the actor without its adapters
         shared = engine.lora is not None and config.ref.engine is None
         found.append(
@@ -81,7 +108,7 @@ def works(config: RunConfig) -> tuple[Work, ...]:
             )
         )
     if critic := config.critic:
-        critic_engine = _with_mesh(critic.engine or engine, config)
+        critic_engine = _whole(engine) if own else _with_mesh(critic.engine or engine, config)
         update = critic.micro_batch or actor.micro_batch
         prompts = critic.mini_batch_prompts
         mini = prompts * config.rollout.samples_per_prompt if prompts else config.mini_batch_samples
@@ -191,7 +218,8 @@ def _updates(config: RunConfig, mini_batch_samples: int, epochs: int) -> int:
     return -(-config.samples_per_step // mini_batch_samples) * epochs
 
 
-def _frozen(engine: Engine) -> Engine:
+def _whole(engine: Engine) -> Engine:
+    """Without adapters: a reference has none, and flowledger's own critic trains in full."""
     return engine.model_copy(update={"lora": None})
 
 

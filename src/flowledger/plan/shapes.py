@@ -47,14 +47,16 @@ class Setting:
     dtypes: Mapping[str, str]  # role -> dtype that its model computes in; `param/<role>`: in which it is stored
     packed: bool = True  # the model sees packed tokens
     unused: frozenset[tuple[str, str]] = frozenset()  # (stage, tensor) that the settings leave out: a KL of weight 0
+    unwritten: frozenset[tuple[str, str]] = frozenset()  # …, that the stage only reads: a mask without rejection
 
 
 def shapes(setting: Setting, classes: Sequence[RankClass], kind: str | None = None) -> list[TensorRow]:
     """One row an access, form and rank class, in the order of the flow. `kind`: tensors of this memory kind alone."""
     found: list[TensorRow] = []
-    for name in (name for name in order() if name in setting.stages):
+    places = [name for name in order() if name in setting.stages]
+    for at, name in enumerate(places):
         for row in tensors().values():
-            if kind in (None, row.kind) and _is_there(row, name, setting):
+            if kind in (None, row.kind) and _is_there(row, name, setting, places[: at + 1]):
                 for place, form, access in _met(row, name, setting):
                     for ranks in _that_differ(row, form, place, classes):
                         found += _rows(row, form, place, access, ranks, setting)
@@ -64,9 +66,10 @@ def shapes(setting: Setting, classes: Sequence[RankClass], kind: str | None = No
     return found
 
 
-def _is_there(row: Tensor, name: str, setting: Setting) -> bool:
-    """Whether somebody makes it: a stage that runs, and for the buffers of collectives more than one rank."""
-    made = any(stage_of(place) in setting.stages for place in row.written_by)
+def _is_there(row: Tensor, name: str, setting: Setting, so_far: Sequence[str]) -> bool:
+    """Whether somebody has made it: a stage that runs no later, and for buffers of collectives more than one rank."""
+    makers = setting.stages if row.lifetime == "persistent" else so_far
+    made = any(stage_of(place) in makers for place in row.written_by)
     alone = row.kind == "comm_buffer" and setting.mesh.size == 1
     return made and not alone and (name, row.name) not in setting.unused
 
@@ -74,13 +77,16 @@ def _is_there(row: Tensor, name: str, setting: Setting) -> bool:
 def _met(row: Tensor, name: str, setting: Setting) -> Iterator[tuple[str, Form, str]]:
     """(place, form, access): where a stage that cuts micro-batches is handed a tensor of the step, it meets both forms."""
     seen: set[tuple[str, str, str]] = set()
+    writes = (name, row.name) not in setting.unwritten
     for place, access in _places(row, name):
+        if access == "write" and not writes:
+            continue
         forms = [form for form in row.forms if possible(row, form, name, access, packed=setting.packed)]
         micro = [form for form in forms if MICRO & _symbols(form)]
         whole = [form for form in forms if form not in micro]
         within = micro if "/" in place and micro else forms
         met = [(place, form) for form in within]
-        if within is micro and _handed(row, name, access):
+        if within is micro and _handed(row, name, access, writes=writes):
             met += [(name, form) for form in whole]
         for at, form in met:
             if (at, form.name, access) not in seen:
@@ -127,12 +133,12 @@ def _cuts(name: str) -> bool:
     return "forward" in one.phases and "micro_batch" in one.works_on
 
 
-def _handed(row: Tensor, name: str, access: str) -> bool:
+def _handed(row: Tensor, name: str, access: str, *, writes: bool) -> bool:
     """Whether the whole tensor passes the stage's border: made elsewhere and read here, or made here and read elsewhere."""
     if row.lifetime != "step" or row.kind != "batch" or not _cuts(name):
         return False
     if access == "read":
-        return name not in {stage_of(place) for place in row.written_by}
+        return not writes or name not in {stage_of(place) for place in row.written_by}
     return any(stage_of(reader) != name for reader in row.readers)
 
 

@@ -1,5 +1,6 @@
 """What a plan is about: the sizes of its model and the figures of its device, by name or from a file."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from flowledger.config.model_file import read_model
@@ -37,6 +38,14 @@ def architecture_of(config: RunConfig, model: str | None) -> Architecture:
         f"{source} = {named!r}: no such model in the catalogue, and no such file{nearest(last, models())}; "
         "give --model NAME or --model path/to/config.json"
     )
+
+
+def other_model(path: str, config: RunConfig, policy: Architecture) -> Architecture | None:
+    """The sizes of a model beside the policy (critic, reference); None where neither catalogue nor directory says them."""
+    if path == "tiny" and config.framework == "flowledger":  # made here, over the policy's tokens
+        return replace(_tiny(config), vocab=policy.vocab)
+    there = Path(path).expanduser()
+    return find(path) or (read_model(there) if _is_there(str(there / "config.json")) else None)
 
 
 def device_of(name: str | None, config: RunConfig) -> Gpu | None:

@@ -183,7 +183,8 @@ class Observer:
             for name, value in values.items():
                 if value.is_cpu or self.level == "tokens":
                     again = access == "write"
-                    columns.update(self.samples.columns(name, value, len(ids), self.facts, again=again))
+                    found = self.samples.columns(name, value, len(ids), self.facts, again=again, beside=values)
+                    columns.update(found)
         elif frame.scope == "micro_batch" and frame.stage == "update_actor" and access == "read":
             width = values["full_sequence"].shape[-1] if "full_sequence" in values else 0
             self.samples.train(ids, frame, width)

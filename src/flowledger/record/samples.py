@@ -12,7 +12,7 @@ from flowledger.ledger.rows import Row, SampleRow, Trained
 from flowledger.record.position import Frame
 
 Put = Callable[[Row, Frame, int], None]
-_FROM_MASK = {"response_mask": "response_length"}  # a tensor of [B, S] whose row sums are a column
+_FROM_MASK = {"response_mask": "response_length"}  # a tensor of [B, S_resp] that tells a column
 
 
 class Samples:
@@ -28,14 +28,17 @@ class Samples:
         self._trained.clear()
 
     def columns(
-        self, name: str, value: Any, count: int, facts: Mapping[str, Any], *, again: bool
+        self, name: str, value: Any, count: int, facts: Mapping[str, Any], *, again: bool, beside: Mapping[str, Any]
     ) -> dict[str, list[Any]]:
-        """The column that a tensor fills, one value a sample; empty when it has none, or (unless `again`) had it."""
+        """The column that a tensor fills, one value a sample; empty when it has none, or (unless `again`) had it.
+
+        `beside`: the tensors of the same call by name.
+        """
         column = _FROM_MASK.get(name) or tensor(name).sample_column
         if column is None or column == "sample_id" or (not again and column in self._known):
             return {}
         if name in _FROM_MASK:
-            values = value.count_nonzero(1).tolist() if value.dim() == 2 else []
+            values = _lengths(value, beside.get("attention_mask"))
         else:
             values = value.tolist() if value.dim() < 2 or column == "rewards" else value.flatten().tolist()
         return {column: spread} if (spread := _spread(_converted(column, values, facts), count)) else {}
@@ -64,6 +67,17 @@ class Samples:
         for sample_id, trained in self._trained.items():
             self._put(SampleRow(sample_id=sample_id, trained=trained), frame, now)
         self._trained = {}
+
+
+def _lengths(response_mask: Any, attention_mask: Any) -> list[int]:
+    """Tokens of each response; with those that an environment wrote, which only an attention mask beside it shows."""
+    if response_mask.dim() != 2:
+        return []
+    rows, width = response_mask.shape
+    wide = attention_mask is not None and attention_mask.dim() == 2 and attention_mask.shape[0] == rows
+    mask = attention_mask[:, -width:] if wide and attention_mask.shape[1] >= width else response_mask
+    lengths: list[int] = mask.count_nonzero(1).tolist()
+    return lengths
 
 
 def _converted(column: str, values: list[Any], facts: Mapping[str, Any]) -> list[Any]:

@@ -26,11 +26,11 @@ class Rollouts:
     """The responses, right-padded, and the sequences they complete."""
 
     response_ids: Tensor  # int64 [B_prompt*G, S_resp]
-    response_mask: Tensor  # int64 [B_prompt*G, S_resp]
+    response_mask: Tensor  # int64 [B_prompt*G, S_resp], 1 on what the policy sampled
     full_sequence: Tensor  # int64 [B_prompt*G, S_prompt + S_resp]
     attention_mask: Tensor  # int64 [B_prompt*G, S_prompt + S_resp]
     position_ids: Tensor  # int64 [B_prompt*G, S_prompt + S_resp]
-    rollout_log_prob: Tensor  # float32 [B_prompt*G, S_resp]
+    rollout_log_prob: Tensor  # float32 [B_prompt*G, S_resp], 0 where response_mask is 0
     finish_reason: Tensor  # int64 [B_prompt*G], indices into flow.words.FINISH_REASONS
     generation_metadata: Tensor  # int64 [N_decode, 2]: running, waiting
 
@@ -61,6 +61,7 @@ class OldLogProbs:
 
     old_log_prob: Tensor  # float32 [B_prompt*G, S_resp]
     entropy: Tensor  # float32 [B_prompt*G, S_resp]
+    sum_pi_squared: Tensor | None  # float32 [B_prompt*G, S_resp], where the estimator needs it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +72,32 @@ class RefLogProbs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Baselines:
+    """What a greedy response to each prompt is worth."""
+
+    baseline_reward: Tensor  # float32 [B_prompt]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Values:
+    """What the critic expects before each response token."""
+
+    values: Tensor  # float32 [B_prompt*G, S_resp]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Advantages:
-    """How much better than its group a sample was, and the same on every token of it."""
+    """How much better than expected a sample was, and each token of it; what of it may still be trained on."""
 
     advantage: Tensor  # float32 [B_prompt*G]
     advantages: Tensor  # float32 [B_prompt*G, S_resp]
     returns: Tensor  # float32 [B_prompt*G, S_resp]
     token_level_reward: Tensor | None  # float32 [B_prompt*G, S_resp], with the KL penalty where KL is in the reward
     kl: Tensor | None  # float32 [B_prompt*G, S_resp], where KL is in the reward
+    rollout_is_weights: Tensor | None  # float32 [B_prompt*G, S_resp], where rollout is corrected by weights
+    loss_mask: Tensor | None  # int64 [B_prompt*G, S_resp], where rollout is corrected by rejection
+    dropped_reason: tuple[str | None, ...] | None  # per sample, where rejection took the last token of some
+    metrics: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +107,16 @@ class Update:
     policy_loss: Tensor  # float32 [updates]
     kl_loss: Tensor
     entropy_loss: Tensor
+    grad_norm: Tensor
+    old_log_prob: Tensor | None  # float32 [B_prompt*G, S_resp], where no pass of its own made it
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticUpdate:
+    """What the update of the critic came to, one entry per optimizer step."""
+
+    value_loss: Tensor  # float32 [updates]
     grad_norm: Tensor
     metrics: Mapping[str, float]
 

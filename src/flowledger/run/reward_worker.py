@@ -5,7 +5,6 @@ is answered by {} or {"error": text}; each further frame is a list of jobs, answ
 reward prints goes to stderr. It runs in the main thread (math-verify sets signal handlers) and imports no torch.
 """
 
-import inspect
 import logging
 import math
 import os
@@ -21,9 +20,10 @@ from flowledger.flow.errors import BadInput
 from flowledger.run.exceptions import told
 from flowledger.run.gym import Gym
 from flowledger.run.imports import load_function
+from flowledger.run.keywords import accepted
 
 # A reward function is called with those of these that its signature accepts; the second row are verl's names.
-KEYWORDS = ("prompt", "response", "answer", "response_ids", "sample_id", "extra")
+KEYWORDS = ("prompt", "response", "answer", "response_ids", "response_mask", "sample_id", "extra")
 VERL_KEYWORDS = ("data_source", "solution_str", "ground_truth", "extra_info")
 
 # Beyond this, the squares and sums that an advantage is made of leave float32.
@@ -139,23 +139,18 @@ def _math_verify() -> Rule:
 
 
 def _called_with_what_it_takes(function: Callable[..., Any], key: str) -> Rule:
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"{key}: what it can be called with is not known ({told(error)}); wrap it in a def") from None
-    open_ended = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    named = {parameter.name for parameter in parameters if parameter.kind is not parameter.POSITIONAL_ONLY}
-    accepted = [word for word in (*KEYWORDS, *VERL_KEYWORDS) if open_ended or word in named]
+    words = accepted(function, (*KEYWORDS, *VERL_KEYWORDS), key=key)
 
     def rule(job: Job) -> Any:
         extra = job["extra"]
-        known = {word: job[word] for word in KEYWORDS} | {
+        known = {
+            **job,
             "data_source": extra.get("data_source", ""),
             "solution_str": job["response"],
             "ground_truth": job["answer"],
             "extra_info": extra.get("extra_info", extra),
         }
-        return function(**{word: known[word] for word in accepted})
+        return function(**{word: known[word] for word in words})
 
     return rule
 

@@ -12,10 +12,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from flowledger.config.schema import Data, Reward
+from flowledger.config.reward import Reward
+from flowledger.config.schema import Data
 from flowledger.flow.errors import BadInput
 from flowledger.run.models import Policy, load_reward_model, score_samples, score_tokens
 from flowledger.run.problems import Problem
+from flowledger.run.prompts import Tokenizer
 from flowledger.run.reward_process import RewardProcess, Verdict
 
 RULES = ("task", "math_verify", "function")
@@ -73,6 +75,33 @@ class Scorer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def score_responses(
+        self,
+        *,
+        tokenizer: Tokenizer,
+        problems: Sequence[Problem],
+        step: int,
+        full_sequence: Tensor,
+        attention_mask: Tensor,
+        response_ids: Tensor,
+        response_mask: Tensor,
+        sample_id: Tensor,
+    ) -> Scores:
+        """The rewards of B responses [B, S_resp], equally many to each of the problems, in their order."""
+        group_size = len(response_ids) // len(problems)
+        lengths = attention_mask[:, -response_ids.shape[1] :].sum(-1).tolist()  # responses are padded on the right
+        written = [ids[:length] for ids, length in zip(response_ids.tolist(), lengths, strict=True)]
+        return self.score(
+            problems=tuple(problem for problem in problems for _ in range(group_size)),
+            responses=tokenizer.batch_decode(written, skip_special_tokens=True),
+            response_ids=response_ids,
+            response_mask=response_mask,
+            full_sequence=full_sequence,
+            attention_mask=attention_mask,
+            sample_id=sample_id,
+            step=step,
+        )
+
     def score(
         self,
         *,
@@ -85,30 +114,29 @@ class Scorer:
         sample_id: Tensor,
         step: int,
     ) -> Scores:
-        """The rewards of B samples; one problem and response each. Raises BadInput for NaN or infinity."""
+        """The rewards of B samples; one problem and response each. Raises BadInput for NaN or infinity.
+
+        A response includes what an environment wrote (in attention_mask, not in response_mask). A reward for a whole
+        response lies on the last token that the policy sampled; a reward on a token that it did not sample is 0.
+        """
         ids = sample_id.tolist()
         lengths = attention_mask[:, -response_ids.shape[1] :].sum(-1).tolist()
+        masks = response_mask.tolist()
         jobs = [
             {
                 "prompt": problem.text, "response": response, "answer": problem.answer, "index": problem.index,
                 "extra": {"data_source": self._data_source, **problem.extra},
-                "response_ids": tokens[:length], "sample_id": sample,
+                "response_ids": tokens[:length], "response_mask": mask[:length], "sample_id": sample,
             }
-            for problem, response, tokens, length, sample
-            in zip(problems, responses, response_ids.tolist(), lengths, ids, strict=True)
+            for problem, response, tokens, mask, length, sample
+            in zip(problems, responses, response_ids.tolist(), masks, lengths, ids, strict=True)
         ]  # fmt: skip
         verdicts = self._ask(jobs)
         parts: dict[str, Tensor] = {
-            name: torch.stack(
-                [
-                    place(verdict.value, length, response_ids.shape[1])
-                    for verdict, length in zip(said, lengths, strict=True)
-                ]
-            )
-            for name, said in verdicts.items()
+            name: _placed([verdict.value for verdict in said], response_mask) for name, said in verdicts.items()
         }
         for name, model in self._models.items():
-            parts[name] = _by_model(model, self._kinds[name], full_sequence, attention_mask, response_mask, lengths)
+            parts[name] = _by_model(model, self._kinds[name], full_sequence, attention_mask, response_mask)
         per_token = torch.stack([parts[component.name] for component in self.settings.components], 1)
         self._refuse_not_finite(per_token, ids, step)
         return self._fuse(per_token, _first_failures(verdicts, len(jobs)))
@@ -145,29 +173,29 @@ class Scorer:
         )
 
 
-def place(value: float | list[float] | None, length: int, width: int) -> Tensor:
-    """One component of one sample on its tokens [S_resp]: a number at the last one, a list from the first on."""
-    row = torch.zeros(width)
-    if isinstance(value, list):
-        row[: len(value)] = torch.tensor(value)
-    elif value is not None:
-        row[max(length - 1, 0)] = value
-    return row
+def _placed(values: Sequence[float | list[float] | None], response_mask: Tensor) -> Tensor:
+    """One component on the tokens of its samples [B, S_resp].
+
+    A number lies on the last token that the policy sampled, or the first of a response without any; a list begins at
+    the first token.
+    """
+    placed = torch.zeros(response_mask.shape)
+    ends = (response_mask * torch.arange(response_mask.shape[1])).argmax(1).tolist()
+    for row, mask, end, value in zip(placed, response_mask, ends, values, strict=True):
+        if isinstance(value, list):
+            row[: len(value)] = torch.tensor(value)
+            row *= mask
+        elif value is not None:
+            row[end] = value
+    return placed
 
 
 def _by_model(
-    model: nn.Module,
-    kind: str,
-    full_sequence: Tensor,
-    attention_mask: Tensor,
-    response_mask: Tensor,
-    lengths: Sequence[int],
+    model: nn.Module, kind: str, full_sequence: Tensor, attention_mask: Tensor, response_mask: Tensor
 ) -> Tensor:
     if kind == "token_model":
         return score_tokens(model, full_sequence, attention_mask, response_mask)
-    scores = score_samples(model, full_sequence, attention_mask).tolist()
-    width = response_mask.shape[1]
-    return torch.stack([place(score, length, width) for score, length in zip(scores, lengths, strict=True)])
+    return _placed(score_samples(model, full_sequence, attention_mask).tolist(), response_mask)
 
 
 def _first_failures(verdicts: dict[str, list[Verdict]], count: int) -> list[tuple[str, str] | None]:

@@ -5,17 +5,21 @@ Always call a stage through this module (`stages.rollout(...)`): a name imported
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flowledger.config.schema import Actor, Algorithm, Data, Rollout, RunConfig
+from flowledger.config.schema import Actor, Data, Rollout, RunConfig
 from flowledger.flow.errors import BadInput
 from flowledger.flow.words import FINISH_REASONS
-from flowledger.run import advantages as estimators
+from flowledger.run import advantage as advantage_of
 from flowledger.run import batching, checkpoints, dropped, generate, prompts, update
+from flowledger.run import critic as critics
 from flowledger.run.batches import (
     Advantages,
+    Baselines,
+    CriticUpdate,
     Filtered,
     OldLogProbs,
     Prompts,
@@ -24,9 +28,11 @@ from flowledger.run.batches import (
     Rollouts,
     Synced,
     Update,
+    Values,
 )
-from flowledger.run.losses import KL_FORMS
+from flowledger.run.environments import Environment
 from flowledger.run.models import Policy, Reference
+from flowledger.run.respond import respond
 from flowledger.run.rewards import Scorer
 from flowledger.run.weights import RolloutWeights
 
@@ -56,35 +62,23 @@ def rollout(
     pad_id: int,
     generator: torch.Generator,
     abort: generate.Abort | None,
+    environment: Environment | None,
+    tokenizer: prompts.Tokenizer,
+    problems: Sequence[prompts.Problem],
     prompt_ids: Tensor,
     attention_mask: Tensor,
     prompt_length: Tensor,
     sample_id: Tensor,
 ) -> Rollouts:
-    """G responses per prompt, right-padded [B, S_resp], and the sequences [B, S_prompt + S_resp] they complete."""
-    made = generate.generate(
-        model=weights.model,
-        settings=settings,
-        stop_ids=stop_ids,
-        generator=generator,
-        prompt_ids=prompt_ids,
-        prompt_length=prompt_length,
-        sample_id=sample_id,
-        pad_id=pad_id,
-        abort=abort,
-    )
-    prompt_of = torch.arange(len(prompt_ids)).repeat_interleave(settings.samples_per_prompt)
-    mask = torch.cat([attention_mask[prompt_of], made.response_mask], 1)
-    return Rollouts(
-        response_ids=made.response_ids,
-        response_mask=made.response_mask,
-        full_sequence=torch.cat([prompt_ids[prompt_of], made.response_ids], 1),
-        attention_mask=mask,
-        position_ids=(mask.cumsum(1) - 1).clamp(min=0),
-        rollout_log_prob=made.rollout_log_prob,
-        finish_reason=made.finish_reason,
-        generation_metadata=made.generation_metadata,
-    )
+    """G responses per prompt, right-padded [B, S_resp], and the sequences [B, S_prompt + S_resp] they complete.
+
+    With an environment a response is a conversation: its answers are in the attention mask, not in the response mask.
+    """
+    return respond(
+        weights=weights, settings=settings, stop_ids=stop_ids, pad_id=pad_id, generator=generator, abort=abort,
+        environment=environment, tokenizer=tokenizer, problems=problems, prompt_ids=prompt_ids,
+        attention_mask=attention_mask, prompt_length=prompt_length, sample_id=sample_id,
+    )  # fmt: skip
 
 
 def reward(
@@ -100,20 +94,10 @@ def reward(
     sample_id: Tensor,
 ) -> Rewards:
     """Every component [B, N_reward], their weighted sum [B], and the same laid on tokens [B, S_resp]."""
-    group_size = len(response_ids) // len(problems)
-    lengths = response_mask.sum(-1).tolist()  # responses are padded on the right
-    written = [ids[:length] for ids, length in zip(response_ids.tolist(), lengths, strict=True)]
-    texts = tokenizer.batch_decode(written, skip_special_tokens=True)
-    scores = scorer.score(
-        problems=tuple(problem for problem in problems for _ in range(group_size)),
-        responses=texts,
-        response_ids=response_ids,
-        response_mask=response_mask,
-        full_sequence=full_sequence,
-        attention_mask=attention_mask,
-        sample_id=sample_id,
-        step=step,
-    )
+    scores = scorer.score_responses(
+        tokenizer=tokenizer, problems=problems, step=step, full_sequence=full_sequence, attention_mask=attention_mask,
+        response_ids=response_ids, response_mask=response_mask, sample_id=sample_id,
+    )  # fmt: skip
     return Rewards(
         reward_components=scores.reward_components,
         reward=scores.reward,
@@ -122,6 +106,30 @@ def reward(
         failed=scores.failed,
         errors=scores.errors,
     )
+
+
+def baseline_rollout(*, weights: RolloutWeights, settings: Rollout, sample_id: Tensor, **sampling: Any) -> Rollouts:
+    """One greedy response to each prompt (top_k = 1), made as the others are: what `remax` compares them with."""
+    greedy = settings.model_copy(update={"samples_per_prompt": 1, "top_k": 1})
+    return respond(weights=weights, settings=greedy, sample_id=sample_id, **sampling)
+
+
+def baseline_reward(
+    *,
+    scorer: Scorer,
+    tokenizer: prompts.Tokenizer,
+    problems: Sequence[prompts.Problem],
+    step: int,
+    greedy: Rollouts,
+    sample_id: Tensor,
+) -> Baselines:
+    """What the greedy response to each prompt is worth [B_prompt]; 0 where its reward failed."""
+    scores = scorer.score_responses(
+        tokenizer=tokenizer, problems=problems, step=step, full_sequence=greedy.full_sequence,
+        attention_mask=greedy.attention_mask, response_ids=greedy.response_ids, response_mask=greedy.response_mask,
+        sample_id=sample_id,
+    )  # fmt: skip
+    return Baselines(baseline_reward=scores.reward)
 
 
 def filter(
@@ -183,8 +191,12 @@ def old_log_prob(
         "full_sequence": full_sequence, "attention_mask": attention_mask, "position_ids": position_ids,
         "response_mask": response_mask, "sample_id": sample_id,
     }  # fmt: skip
-    log_prob, entropy = update.log_probs(model=model, config=config, batches=batches, columns=columns)
-    return OldLogProbs(old_log_prob=log_prob, entropy=entropy)
+    made = update.log_probs(
+        model=model, config=config, batches=batches, columns=columns, sum_pi_squared=config.needs("sum_pi_squared")
+    )
+    return OldLogProbs(
+        old_log_prob=made["new_log_prob"], entropy=made["entropy"], sum_pi_squared=made.get("sum_pi_squared")
+    )
 
 
 def ref_log_prob(
@@ -204,47 +216,68 @@ def ref_log_prob(
         "response_mask": response_mask, "sample_id": sample_id,
     }  # fmt: skip
     with reference.active() as model:
-        log_prob, _ = update.log_probs(model=model, config=config, batches=batches, columns=columns)
-    return RefLogProbs(ref_log_prob=log_prob)
+        made = update.log_probs(model=model, config=config, batches=batches, columns=columns)
+    return RefLogProbs(ref_log_prob=made["new_log_prob"])
+
+
+def values(
+    *,
+    critic: critics.Critic,
+    config: RunConfig,
+    batches: batching.Batches,
+    full_sequence: Tensor,
+    attention_mask: Tensor,
+    position_ids: Tensor,
+    response_mask: Tensor,
+    sample_id: Tensor,
+) -> Values:
+    """What the critic expects before each response token [B, S_resp]."""
+    columns = {
+        "full_sequence": full_sequence, "attention_mask": attention_mask, "position_ids": position_ids,
+        "response_mask": response_mask, "sample_id": sample_id,
+    }  # fmt: skip
+    return Values(values=critics.values(critic=critic, config=config, batches=batches, columns=columns))
 
 
 def advantage(
     *,
-    algorithm: Algorithm,
-    group_size: int,
+    config: RunConfig,
+    kl_coef: float,
     token_level_reward: Tensor,
+    reward_components: Tensor,
     loss_mask: Tensor,
-    old_log_prob: Tensor,
+    dropped_reason: Sequence[str | None],
+    rollout_log_prob: Tensor,
+    old_log_prob: Tensor | None,
     ref_log_prob: Tensor | None,
+    values: Tensor | None,
+    sum_pi_squared: Tensor | None,
+    baseline_reward: Tensor | None,
     sample_id: Tensor,
     group_id: Tensor,
 ) -> Advantages:
-    """Advantage per sample [B] and per token [B, S_resp]; first the KL penalty, where KL is in the reward."""
-    kl = None
-    if ref_log_prob is not None and algorithm.kl_in == "reward":
-        kl = KL_FORMS[algorithm.kl_form](old_log_prob - ref_log_prob) * loss_mask
-        token_level_reward = token_level_reward - algorithm.kl_coef * kl
-    inputs = estimators.AdvantageInputs(
+    """Advantage per sample [B] and per token [B, S_resp], after the KL penalty and the correction of rollout."""
+    return advantage_of.advantages(
+        algorithm=config.algorithm,
+        kl_coef=kl_coef,
+        component_weights=tuple(component.weight for component in config.reward.components),
         token_level_reward=token_level_reward,
-        mask=loss_mask,
-        group_size=group_size,
-        settings=algorithm,
+        reward_components=reward_components,
+        loss_mask=loss_mask,
+        dropped_reason=dropped_reason,
+        rollout_log_prob=rollout_log_prob,
         old_log_prob=old_log_prob,
-    )
-    made = estimators.ADVANTAGES[algorithm.advantage](inputs)
-    return Advantages(
-        advantage=made.advantage,
-        advantages=made.advantages,
-        returns=made.returns,
-        token_level_reward=None if kl is None else token_level_reward,
-        kl=kl,
+        ref_log_prob=ref_log_prob,
+        values=values,
+        sum_pi_squared=sum_pi_squared,
+        baseline_reward=baseline_reward,
+        group_id=group_id,
     )
 
 
-def update_actor(
+def update_critic(
     *,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    critic: critics.Critic,
     config: RunConfig,
     batches: batching.Batches,
     full_sequence: Tensor,
@@ -252,30 +285,63 @@ def update_actor(
     position_ids: Tensor,
     response_mask: Tensor,
     loss_mask: Tensor,
-    old_log_prob: Tensor,
-    ref_log_prob: Tensor | None,
-    advantages: Tensor,
+    values: Tensor,
+    returns: Tensor,
     sample_id: Tensor,
-) -> Update:
-    """Train the policy `epochs` times over the step's samples, one optimizer step per mini-batch."""
+) -> CriticUpdate:
+    """Train the critic `epochs` times over the step's samples, one optimizer step per mini-batch."""
     columns = {
         "full_sequence": full_sequence, "attention_mask": attention_mask, "position_ids": position_ids,
-        "response_mask": response_mask, "loss_mask": loss_mask, "old_log_prob": old_log_prob,
-        "advantages": advantages, "sample_id": sample_id,
+        "response_mask": response_mask, "loss_mask": loss_mask, "values": values, "returns": returns,
+        "sample_id": sample_id,
     }  # fmt: skip
-    if ref_log_prob is not None:
-        columns["ref_log_prob"] = ref_log_prob
-    sums = update.Sums()
+    return critics.update(critic=critic, config=config, batches=batches, columns=columns)
+
+
+def update_actor(
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config: RunConfig,
+    kl_coef: float,
+    batches: batching.Batches,
+    full_sequence: Tensor,
+    attention_mask: Tensor,
+    position_ids: Tensor,
+    response_mask: Tensor,
+    loss_mask: Tensor,
+    old_log_prob: Tensor | None,
+    ref_log_prob: Tensor | None,
+    advantages: Tensor,
+    rollout_is_weights: Tensor | None,
+    sample_id: Tensor,
+) -> Update:
+    """Train the policy `epochs` times over the step's samples, one optimizer step per mini-batch.
+
+    Without old_log_prob there is one optimizer step: the policy is still the one that sampled, and its first log-probs
+    are the old ones.
+    """
+    columns = {
+        "full_sequence": full_sequence, "attention_mask": attention_mask, "position_ids": position_ids,
+        "response_mask": response_mask, "loss_mask": loss_mask, "advantages": advantages, "sample_id": sample_id,
+    }  # fmt: skip
+    optional = {
+        "old_log_prob": old_log_prob, "ref_log_prob": ref_log_prob, "rollout_is_weights": rollout_is_weights,
+    }  # fmt: skip
+    columns |= {name: tensor for name, tensor in optional.items() if tensor is not None}
+    sums = update.Sums(old_log_prob=torch.zeros(loss_mask.shape) if old_log_prob is None else None)
     steps: list[update.Step] = []
     for _ in range(config.actor.epochs):
         steps += update.epoch(
-            model=model, optimizer=optimizer, config=config, batches=batches, columns=columns, sums=sums
-        )
+            model=model, optimizer=optimizer, config=config, kl_coef=kl_coef, batches=batches, columns=columns,
+            sums=sums,
+        )  # fmt: skip
     return Update(
         policy_loss=torch.stack([step.policy_loss for step in steps]),
         kl_loss=torch.stack([step.kl_loss for step in steps]),
         entropy_loss=torch.stack([step.entropy_loss for step in steps]),
         grad_norm=torch.stack([step.grad_norm for step in steps]),
+        old_log_prob=sums.old_log_prob,
         metrics=sums.metrics(),
     )
 

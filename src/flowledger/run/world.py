@@ -1,25 +1,21 @@
 """Everything that lives through all steps of a run: models, optimizer, prompts, rewards, random streams."""
 
 import inspect
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from flowledger.config.schema import RunConfig
-from flowledger.flow.errors import BadInput, nearest
-from flowledger.flow.estimates import activation_bytes
+from flowledger.flow.errors import BadInput
 from flowledger.run import checkpoints, forward, imports, models, prompts, rewards
-from flowledger.run.advantages import ADVANTAGES
+from flowledger.run.algorithms.kl import KlControl
+from flowledger.run.batches import Advantages, Update
+from flowledger.run.critic import Critic, load_critic
+from flowledger.run.environments import Environment, open_environment
 from flowledger.run.exceptions import told
 from flowledger.run.generate import Abort
-from flowledger.run.losses import KL_FORMS, POLICY_LOSSES
+from flowledger.run.optimizer import adamw
 from flowledger.run.weights import RolloutWeights, rollout_weights
-
-# Tensors of size H that a layer saves per token without checkpointing: 20-30 in Llama-like models (norms, q, k, v, the
-# gated FFN of about 3H), here rounded up so that `max_bytes` is kept.
-ACTIVATION_FACTOR = 32.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +34,10 @@ class World:
     stop_ids: tuple[int, ...]
     pad_id: int
     abort: Abort | None
+    environment: Environment | None
     bytes_per_token: int
+    kl: KlControl
+    critic: Critic | None
 
     @property
     def bindings(self) -> dict[str, int]:
@@ -48,21 +47,31 @@ class World:
         reward = {"N_reward": len(c.reward.components)}
         return batch | reward | self.policy.sizes | c.mesh.degrees
 
+    def advance(self, advantages: Advantages, update: Update | None) -> None:
+        """Move what changes from step to step: the learning rates, and the KL coefficient where it adapts."""
+        if update is not None:
+            self.schedule.step()
+        in_reward, in_loss = advantages.metrics.get("reward_kl"), (update.metrics if update else {}).get("ref_kl")
+        kl = in_loss if in_reward is None else in_reward
+        if kl is not None:
+            self.kl.update(kl, samples=self.config.samples_per_step)
+
 
 def build(config: RunConfig) -> World:
     """Build a run's world. Raises BadInput for whatever the configuration names and the machine does not have."""
-    check_names(config)
+    check_mesh(config)
     checkpoints.check_room(config)
     abort = _abort_function(config.rollout.abort_function) if config.rollout.abort_function else None
+    environment = open_environment(config.rollout, config.data)
     scorer = rewards.Scorer(config.reward, config.data, seed=config.seed)  # first: its process starts meanwhile
     try:
-        return _build(config, scorer, abort)
+        return _build(config, scorer, abort, environment)
     except BaseException:
         scorer.close()
         raise
 
 
-def _build(config: RunConfig, scorer: rewards.Scorer, abort: Abort | None) -> World:
+def _build(config: RunConfig, scorer: rewards.Scorer, abort: Abort | None, environment: Environment | None) -> World:
     torch.manual_seed(config.seed)
     source = prompts.open_source(config.data, seed=config.seed)
     policy = models.load_policy(config.model, seed=config.seed)
@@ -71,15 +80,11 @@ def _build(config: RunConfig, scorer: rewards.Scorer, abort: Abort | None) -> Wo
     forward.check_forward(policy.model, policy.sizes["V"])
     scorer.load_models(policy, seed=config.seed)
     reference = models.reference_of(policy) if config.ref else None
+    critic = load_critic(config, policy) if config.critic else None
     weights = rollout_weights(policy.model, shared=config.rollout.weights == "shared")
     if config.actor.activation_checkpointing:
-        model: Any = policy.model
-        _recompute_activations(model)
-        model.train()  # checkpointing works in training mode only; there is no dropout
-    optimizer = torch.optim.AdamW(
-        [p for p in policy.model.parameters() if p.requires_grad],
-        lr=config.optim.lr, betas=config.optim.betas, eps=config.optim.eps, weight_decay=config.optim.weight_decay,
-    )  # fmt: skip
+        models.recompute_activations(policy.model)
+    optimizer = adamw(policy.model, config.optim, lr=config.optim.lr)
     warmup = config.optim.warmup_steps
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1)))
     sizes = policy.sizes
@@ -87,9 +92,9 @@ def _build(config: RunConfig, scorer: rewards.Scorer, abort: Abort | None) -> Wo
         config=config, policy=policy, reference=reference, weights=weights, optimizer=optimizer, schedule=schedule,
         source=source, scorer=scorer, generator=torch.Generator().manual_seed(config.seed),
         stop_ids=(*policy.stop_ids, *config.rollout.stop_token_ids), pad_id=policy.pad_id, abort=abort,
-        bytes_per_token=activation_bytes(
-            layers=sizes["L"], local_tokens=1, hidden_size=sizes["H"], bytes_per_element=4, factor=ACTIVATION_FACTOR
-        ),
+        environment=environment,
+        bytes_per_token=models.bytes_per_token(layers=sizes["L"], hidden_size=sizes["H"]),
+        kl=KlControl.of(config.algorithm), critic=critic,
     )  # fmt: skip
 
 
@@ -116,33 +121,10 @@ def _check_stop_tokens(config: RunConfig, vocabulary: int) -> None:
             )
 
 
-def _recompute_activations(model: Any) -> None:
-    """Switch activation checkpointing on; transformers renamed the switch in version 5 and warns of the old name."""
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
-
-
-def check_names(config: RunConfig) -> None:
-    """Refuse names that no function bears, with the nearest one that exists."""
-    tables: dict[str, tuple[str, Mapping[str, object]]] = {
-        "algorithm.advantage": (config.algorithm.advantage, ADVANTAGES),
-        "algorithm.policy_loss": (config.algorithm.policy_loss, POLICY_LOSSES),
-        "algorithm.kl_form": (config.algorithm.kl_form, KL_FORMS),
-    }
-    for key, (value, known) in tables.items():
-        if value not in known:
-            ways = (
-                f"is not one of {', '.join(known)}"
-                if len(known) > 1
-                else f"is not known; the only one is {next(iter(known))}"
+def check_mesh(config: RunConfig) -> None:
+    """Refuse more than one process: this loop runs on one."""
+    for axis, degree in config.mesh.degrees.items():
+        if degree != 1:
+            raise BadInput(
+                f"mesh.{axis} = {degree} ({config.source_of(f'mesh.{axis}')}): this loop runs on one process; use 1"
             )
-            raise BadInput(f"{key} = {value!r} ({config.source_of(key)}) {ways}{nearest(value, known)}")
-    degrees = {axis: degree for axis, degree in config.mesh.degrees.items() if degree != 1}
-    for axis, degree in degrees.items():
-        raise BadInput(
-            f"mesh.{axis} = {degree} ({config.source_of(f'mesh.{axis}')}): this loop runs on one process; use 1"
-        )
-    if config.critic:
-        raise BadInput(
-            f"critic ({config.source_of('critic')}): algorithm.advantage = {config.algorithm.advantage!r} uses no critic; remove it"
-        )

@@ -1,11 +1,11 @@
-"""What one word of the flow means: a tensor, a stage, a dimension, a mesh axis, a kind of memory, a metric.
+"""What one word means: a tensor, a stage, a dimension, a mesh axis, a kind of memory, a metric, an algorithm.
 
-`explain_rows` gives the facts under the names that the ledger uses; `explain` sets the same facts as text, English or
+`meanings` gives the facts under the names that the ledger uses; `explain` sets the same facts as text, English or
 Chinese.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from flowledger.flow.axes import AXES, CUTS
 from flowledger.flow.dims import SYMBOLS
@@ -13,9 +13,10 @@ from flowledger.flow.errors import BadInput, nearest
 from flowledger.flow.kinds import KINDS
 from flowledger.flow.stages import Stage, stages
 from flowledger.flow.tensors import Form, Tensor, tensors
+from flowledger.show.explain_algorithms import algorithm_words, algorithms_of, facts_of
+from flowledger.show.languages import Language, said
+from flowledger.tables import algorithms
 from flowledger.tables.metrics import Metric, find, metrics
-
-Language = Literal["en", "zh"]
 
 LABELS_ZH = {
     "purpose": "用途", "meaning": "含义", "forms": "形式", "dtype": "类型", "kind": "内存种类", "mask": "掩码",
@@ -25,7 +26,9 @@ LABELS_ZH = {
     "common_bug": "常见错误", "aliases": "别名",
     "role": "角色", "phases": "相位", "reads": "读", "writes": "写", "frees": "释放", "works_on": "处理粒度",
     "aggregates": "聚合", "optional": "可选", "unit": "单位", "level": "层次", "healthy": "健康范围",
-    "used_by": "用于", "columns": "账本列",
+    "used_by": "用于", "columns": "账本列", "algorithms": "算法",
+    "is": "属于", "formula": "公式", "source": "来源", "chosen_by": "由此选择", "grain": "粒度", "inputs": "输入",
+    "to_tokens": "如何落到 token", "needs": "需要", "settings": "相关设置", "surprise": "须知",
 }  # fmt: skip
 
 
@@ -33,20 +36,25 @@ def explain_rows(name: str, lang: Language = "en") -> dict[str, Any]:
     """The facts of one word, `what` and `name` first. Raises BadInput with the nearest known word.
 
     A word that is two things (`values` and `advantage` are stage and tensor) gives the tensor; `stage:values` asks for
-    the stage, and `tensor:`, `dim:`, `axis:`, `kind:`, `metric:` likewise.
+    the stage, and `tensor:`, `dim:`, `axis:`, `kind:`, `metric:` likewise. `advantage:gpg` asks for the estimator of
+    that name, `policy_loss:gpg` for the loss.
     """
-    found = _meanings(name, lang)
-    if not found:
-        raise BadInput(f"nothing in the flow is called {name!r}{nearest(name, _words())}")
-    return found[0]
+    return meanings(name, lang)[0]
 
 
 def explain(name: str, lang: Language = "en") -> str:
     """The same facts as text, every meaning of the word one after another. Raises BadInput with the nearest word."""
+    return "\n\n".join("\n".join(_lines(facts, lang)) for facts in meanings(name, lang))
+
+
+def meanings(name: str, lang: Language = "en") -> list[dict[str, Any]]:
+    """The facts of every meaning of a word, the tensor first. Raises BadInput with the nearest known word."""
     found = _meanings(name, lang)
     if not found:
-        raise BadInput(f"nothing in the flow is called {name!r}{nearest(name, _words())}")
-    return "\n\n".join("\n".join(_lines(facts, lang)) for facts in found)
+        what, _, word = name.rpartition(":")
+        known = algorithms.names(what) if what in algorithms.WHATS else _words()
+        raise BadInput(f"nothing in the flow is called {name!r}{nearest(word, known)}")
+    return found
 
 
 def _meanings(name: str, lang: Language) -> list[dict[str, Any]]:
@@ -62,6 +70,7 @@ def _meanings(name: str, lang: Language) -> list[dict[str, Any]]:
         ("dim", word in SYMBOLS and word not in AXES and _dim(word, lang)),
         ("kind", word in KINDS and _kind(word, lang)),
         ("metric", metric and _metric(metric, word, lang)),
+        *((row.what, facts_of(row, word, lang)) for row in algorithms.find(word)),
     )
     return [facts for kind, facts in candidates if facts and asked in (None, kind)]
 
@@ -72,7 +81,7 @@ def _tensor(row: Tensor, word: str, lang: Language) -> dict[str, Any]:
         "what": "tensor",
         "name": row.name,
         "asked": word,
-        "purpose": _said(row.purpose, row.purpose_zh, lang),
+        "purpose": said(row.purpose, row.purpose_zh, lang),
         "forms": [_form(row, form) for form in row.forms],
         "dtype": row.dtype,
         "kind": row.kind,
@@ -86,9 +95,10 @@ def _tensor(row: Tensor, word: str, lang: Language) -> dict[str, Any]:
         "owner": row.owner,
         "placement": row.placement_of(),
         "variants": {name: dict(placed) for name, placed in row.variants.items()},
-        "common_bug": _said(row.common_bug, row.common_bug_zh, lang),
+        "common_bug": said(row.common_bug, row.common_bug_zh, lang),
         "aliases": list(row.aliases),
         "columns": [f"{table}.{column}" for table, column in columns.items() if column],
+        "algorithms": algorithms_of(row.name),
     }
 
 
@@ -107,15 +117,16 @@ def _stage(row: Stage, lang: Language) -> dict[str, Any]:
     return {
         "what": "stage",
         "name": row.name,
-        "purpose": _said(row.purpose, row.purpose_zh, lang),
+        "purpose": said(row.purpose, row.purpose_zh, lang),
         "role": row.role,
         "phases": list(row.phases),
         "works_on": list(row.works_on),
-        "aggregates": _said(row.aggregates, row.aggregates_zh, lang),
+        "aggregates": said(row.aggregates, row.aggregates_zh, lang),
         "reads": list(row.reads),
         "writes": list(row.writes),
         "frees": list(row.frees),
         "optional": row.optional,
+        "algorithms": algorithms_of(row.name),
     }
 
 
@@ -124,8 +135,8 @@ def _axis(name: str, lang: Language) -> dict[str, Any]:
     return {
         "what": "axis",
         "name": name,
-        "meaning": _said(*SYMBOLS[name], lang),
-        "purpose": _said(*CUTS[name], lang),
+        "meaning": said(*SYMBOLS[name], lang),
+        "purpose": said(*CUTS[name], lang),
         "placement": {tensor: placed for tensor, placed in cut.items() if placed != "Replicate()"},
     }
 
@@ -134,12 +145,12 @@ def _dim(name: str, lang: Language) -> dict[str, Any]:
     using = [
         row.name for row in tensors().values() if any(name in dim.symbols for form in row.forms for dim in form.dims)
     ]
-    return {"what": "dim", "name": name, "meaning": _said(*SYMBOLS[name], lang), "used_by": using}
+    return {"what": "dim", "name": name, "meaning": said(*SYMBOLS[name], lang), "used_by": using}
 
 
 def _kind(name: str, lang: Language) -> dict[str, Any]:
     using = [row.name for row in tensors().values() if row.kind == name]
-    return {"what": "kind", "name": name, "meaning": _said(*KINDS[name], lang), "used_by": using}
+    return {"what": "kind", "name": name, "meaning": said(*KINDS[name], lang), "used_by": using}
 
 
 def _metric(row: Metric, word: str, lang: Language) -> dict[str, Any]:
@@ -147,16 +158,12 @@ def _metric(row: Metric, word: str, lang: Language) -> dict[str, Any]:
         "what": "metric",
         "name": row.name,
         "asked": word,
-        "meaning": _said(row.definition, row.definition_zh, lang),
+        "meaning": said(row.definition, row.definition_zh, lang),
         "unit": row.unit,
         "level": row.level,
         # infinity cannot stand in JSON: an open end is null
         "healthy": row.healthy and [None if abs(bound) == float("inf") else bound for bound in row.healthy],
     }
-
-
-def _said(english: str, chinese: str, lang: Language) -> str:
-    return chinese if lang == "zh" else english
 
 
 def _lines(facts: Mapping[str, Any], lang: Language) -> Iterator[str]:
@@ -179,6 +186,10 @@ def _is_said(value: object) -> bool:
 def _texts(key: str, value: Any) -> Iterator[str]:
     if key == "forms":
         yield from (_form_text(form) for form in value)
+    elif key == "inputs":
+        yield from (f"{one['tensor']}  {one['shape']}" for one in value)
+    elif key in ("needs", "algorithms"):
+        yield from (f"{word}: {text if isinstance(text, str) else ', '.join(text)}" for word, text in value.items())
     elif key == "healthy":
         low, high = value
         yield f"{'-inf' if low is None else low} … {'inf' if high is None else high}"
@@ -207,4 +218,4 @@ def _form_text(form: Mapping[str, Any]) -> str:
 
 def _words() -> list[str]:
     aliases = [alias for row in tensors().values() for alias in row.aliases]
-    return [*tensors(), *stages(), *SYMBOLS, *KINDS, *metrics(), *aliases]
+    return [*tensors(), *stages(), *SYMBOLS, *KINDS, *metrics(), *aliases, *algorithm_words()]

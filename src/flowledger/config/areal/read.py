@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flowledger.config.areal.allocation import Allocation, component, parts
+from flowledger.config.areal.correction import corrected
 from flowledger.config.areal.engine import engine
 from flowledger.config.areal.keys import defaults, known, unknown
 from flowledger.config.areal.rollout import rollout
@@ -181,6 +182,13 @@ def _algorithm(settings: Settings, draft: Draft) -> None:
     draft.put("algorithm.kl_coef", settings.number("actor.kl_ctl"), "actor.kl_ctl")
     draft.put("algorithm.kl_form", settings.text("actor.kl_estimator"), "actor.kl_estimator")
     draft.put("algorithm.kl_in", "reward")
+    draft.put("algorithm.gamma", settings.number("actor.discount"), "actor.discount")
+    draft.put("algorithm.lam", settings.number("actor.gae_lambda"), "actor.gae_lambda")
+    if loss == "sapo":
+        for target, key in (("positive", "actor.sapo_tau_pos"), ("negative", "actor.sapo_tau_neg")):
+            draft.put(f"algorithm.sapo_tau_{target}", settings.number(key), key)
+    if decoupled:
+        corrected(settings, draft)
 
 
 def _models(settings: Settings, draft: Draft, places: Places) -> None:

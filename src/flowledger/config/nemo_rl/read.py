@@ -7,6 +7,7 @@ count samples over all ranks. Keys beside the known ones pass (the models of its
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from flowledger.config import correction
 from flowledger.config.dotted import ABSENT, at, flat, merged, override
 from flowledger.config.foreign import Reading
 from flowledger.config.interpolation import resolved
@@ -190,9 +191,25 @@ def _algorithm(settings: Settings, draft: Draft) -> None:
     draft.put(
         "algorithm.kl_form", settings.text(f"{loss}.reference_policy_kl_type"), f"{loss}.reference_policy_kl_type"
     )
+    _corrected(settings, draft, loss)
     in_reward = settings.flag(f"{loss}.use_kl_in_reward")
     draft.put("algorithm.kl_in", "reward" if in_reward else "loss", f"{loss}.use_kl_in_reward")
     draft.put("seed", settings.integer("grpo.seed"), "grpo.seed")
+
+
+def _corrected(settings: Settings, draft: Draft, loss: str) -> None:
+    """Weights of what generation and trainer disagree on (algorithms/loss/loss_functions.py::ClippedPGLossFn)."""
+    switch, bound = f"{loss}.use_importance_sampling_correction", f"{loss}.truncated_importance_sampling_ratio"
+    if not settings.flag(switch):
+        return
+    level = "sequence" if settings.flag(f"{loss}.sequence_level_importance_ratios") else "token"
+    high, low = settings.number(bound), settings.number(f"{bound}_min")
+    kind = settings.text(f"{loss}.truncated_importance_sampling_type") if high is not None else None
+    if kind == "seq-mask-tis":
+        correction.rejected(draft, "seq_mean_k1", switch, bound, high=high, low=low)
+    else:
+        put = correction.banded if kind == "icepop" else correction.truncated
+        put(draft, level, switch, bound, high=high, low=low)
 
 
 def _reference(settings: Settings, draft: Draft) -> None:

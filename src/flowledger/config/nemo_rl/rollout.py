@@ -36,6 +36,7 @@ def rollout(settings: Settings, draft: Draft, devices: int) -> None:
     for target, name in (("temperature", "temperature"), ("top_p", "top_p")):
         draft.put(f"rollout.{target}", settings.number(f"{GENERATION}.{name}"), f"{GENERATION}.{name}")
     draft.put("rollout.top_k", max(0, settings.integer(f"{GENERATION}.top_k") or 0), f"{GENERATION}.top_k")
+    draft.put("rollout.max_turns", settings.integer("grpo.max_rollout_turns"), "grpo.max_rollout_turns")
     _engine(settings, draft, devices)
     _asynchronous(settings, draft)
 

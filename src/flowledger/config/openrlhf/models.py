@@ -77,6 +77,10 @@ def critic(settings: Settings, draft: Draft) -> None:
     path = path or settings.text("actor.model_name_or_path") or "start"
     draft.put("critic.path", path, "critic.model_name_or_path", "reward.model_name_or_path", "actor.model_name_or_path")
     draft.put("critic.lr", settings.number("critic.adam.lr"), "critic.adam.lr")
+    draft.put("critic.clip_value", settings.number("critic.value_clip"), "critic.value_clip")
+    draft.put("critic.grad_clip", settings.number("critic.max_norm"), "critic.max_norm")
+    frozen = settings.integer("critic.freezing_steps")  # the policy learns in steps after this one, counted from 0
+    draft.put("critic.warmup_steps", None if frozen is None else max(0, frozen + 1), "critic.freezing_steps")
     draft.copy("actor.engine", "critic.engine")
     draft.copy("actor.micro_batch", "critic.micro_batch")
     draft.copy("actor.log_prob_micro_batch", "critic.values_micro_batch")

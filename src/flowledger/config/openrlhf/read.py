@@ -12,6 +12,7 @@ from flowledger.config import flag_words
 from flowledger.config.dotted import Tree, place
 from flowledger.config.foreign import Reading
 from flowledger.config.near_key import near
+from flowledger.config.openrlhf.correction import corrected
 from flowledger.config.openrlhf.engine import engine
 from flowledger.config.openrlhf.models import critic, reference, rewards, serving
 from flowledger.config.settings import Draft, Settings, table
@@ -218,3 +219,11 @@ def _algorithm(settings: Settings, draft: Draft) -> None:
     draft.put("algorithm.kl_form", settings.text("algo.kl.estimator"), "algo.kl.estimator")
     draft.put("algorithm.kl_in", "loss" if settings.flag("algo.kl.use_loss") else "reward", "algo.kl.use_loss")
     draft.put("algorithm.entropy_coef", settings.number("actor.entropy_coef") or 0.0, "actor.entropy_coef")
+    draft.put("algorithm.gamma", settings.number("algo.advantage.gamma"), "algo.advantage.gamma")
+    draft.put("algorithm.lam", settings.number("algo.advantage.lambd"), "algo.advantage.lambd")
+    if target := settings.number("algo.kl.target"):
+        draft.put("algorithm.kl_control", "adaptive", "algo.kl.target")
+        draft.put("algorithm.kl_target", target, "algo.kl.target")
+        draft.put("algorithm.kl_horizon", settings.integer("algo.kl.horizon"), "algo.kl.horizon")
+    if loss == "vanilla":
+        corrected(settings, draft)

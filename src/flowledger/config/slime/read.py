@@ -16,6 +16,7 @@ from flowledger.config.settings import Draft, Settings, table
 from flowledger.config.shell.launches import Launched
 from flowledger.config.shell.word import left_open
 from flowledger.config.shown import shown_setting
+from flowledger.config.slime.correction import corrected
 from flowledger.config.slime.engine import engine
 from flowledger.config.slime.rollout import rewards, rollout, serving
 from flowledger.flow.errors import BadInput
@@ -230,6 +231,9 @@ def _algorithm(settings: Settings, draft: Draft) -> None:
     draft.put("algorithm.kl_in", "loss" if in_loss else "reward", "use_kl_loss")
     draft.put("algorithm.kl_form", settings.text("kl_loss_type"), "kl_loss_type")
     draft.put("algorithm.entropy_coef", settings.number("entropy_coef"), "entropy_coef")
+    draft.put("algorithm.gamma", settings.number("gamma"), "gamma")
+    draft.put("algorithm.lam", settings.number("lambd"), "lambd")
+    corrected(settings, draft)
     per_token = settings.flag("calculate_per_token_loss")
     draft.put(
         "algorithm.loss_aggregation", "token-mean" if per_token else "seq-mean-token-mean", "calculate_per_token_loss"
@@ -252,6 +256,9 @@ def _other_models(settings: Settings, draft: Draft) -> None:
     if settings.text("advantage_estimator") == "ppo":
         draft.put("critic.path", settings.text("hf_checkpoint") or "start", "hf_checkpoint")
         draft.put("critic.lr", settings.number("lr"), "lr")
+        draft.put("critic.clip_value", settings.number("value_clip"), "value_clip")
+        draft.put("critic.grad_clip", settings.number("clip_grad"), "clip_grad")
+        draft.put("critic.warmup_steps", settings.integer("num_critic_only_steps"), "num_critic_only_steps")
         for part in ("engine", "micro_batch"):
             draft.copy(f"actor.{part}", f"critic.{part}")
         draft.copy("actor.log_prob_micro_batch", "critic.values_micro_batch")

@@ -17,7 +17,7 @@ from flowledger.config.shell.word import left_open
 from flowledger.config.trl import accelerate
 from flowledger.config.trl.accelerate import PREFIX
 from flowledger.config.trl.arguments import Command, Given, given
-from flowledger.config.trl.rollout import old_log_probs, rewards, rollout
+from flowledger.config.trl.rollout import corrected, old_log_probs, rewards, rollout
 from flowledger.flow.errors import nearest
 from flowledger.tables import rules
 
@@ -50,6 +50,7 @@ def read(
     chunks = derived["_trl.steps_per_generation"]
     rollout(settings, draft, chunks)
     rewards(settings, draft)
+    corrected(settings, draft)
     derived["old_per_token_logps"] = old_log_probs(settings, chunks)
     draft.put("actor.old_log_prob", derived["old_per_token_logps"], "steps_per_generation")
     for fact in rules.table("trl").facts:  # what a check reads is not ignored
@@ -195,10 +196,7 @@ def _algorithm(settings: Settings, draft: Draft) -> None:
     draft.put("algorithm.loss_aggregation", facts["aggregation"][loss], "loss_type")
     if loss == "dr_grpo":
         draft.put("algorithm.loss_scale_factor", settings.count("max_completion_length"), "max_completion_length")
-    low, high = settings.number("epsilon"), settings.number("epsilon_high")
-    draft.put("algorithm.clip_low", low, "epsilon")
-    draft.put("algorithm.clip_high", low if high is None else high, "epsilon_high", "epsilon")
-    draft.put("algorithm.clip_dual", settings.number("delta") or NO_DUAL_CLIP, "delta")
+    _clips(settings, draft, loss)
     beta = settings.number("beta") or 0.0
     draft.put("algorithm.kl_coef", beta, "beta")
     draft.put("algorithm.kl_form", "k3")
@@ -211,6 +209,21 @@ def _algorithm(settings: Settings, draft: Draft) -> None:
         )
         if settings.flag("use_peft"):
             settings.notes.append("the reference is the policy with its adapters off: it has no weights of its own")
+
+
+def _clips(settings: Settings, draft: Draft, loss: str) -> None:
+    """Bounds of the ratio as distances from 1; CISPO's epsilon_high is the bound itself, and it has no lower one."""
+    low, high = settings.number("epsilon"), settings.number("epsilon_high")
+    high = low if high is None else high
+    if loss == "cispo" and high is not None:
+        if high < 1:
+            settings.notes.append(f"{settings.origin('epsilon_high')} = {high}: cispo cuts every weight off at {high}")
+        low, high = 1.0, max(0.0, high - 1)
+    draft.put("algorithm.clip_low", low, "epsilon")
+    draft.put("algorithm.clip_high", high, "epsilon_high", "epsilon")
+    draft.put("algorithm.clip_dual", settings.number("delta") or NO_DUAL_CLIP, "delta")
+    for target, key in (("positive", "sapo_temperature_pos"), ("negative", "sapo_temperature_neg")):
+        draft.put(f"algorithm.sapo_tau_{target}", settings.number(key) if loss == "sapo" else None, key)
 
 
 def _update(settings: Settings, draft: Draft) -> None:

@@ -1,8 +1,9 @@
-"""How a TRL run samples: lengths, vLLM beside the trainer or as a server, rewards, and whether old log-probs are computed.
+"""How a TRL run samples: lengths, turns, vLLM beside the trainer or as a server, rewards, old log-probs, and their correction.
 
 Facts: trl 1.16, trl/generation/vllm_generation.py and grpo_trainer.py.
 """
 
+from flowledger.config import correction
 from flowledger.config.settings import Draft, Settings, table
 
 
@@ -20,6 +21,8 @@ def rollout(settings: Settings, draft: Draft, chunks: int) -> None:
         "data.path", settings.text("dataset_name") or settings.assumed("dataset_name") or "dataset", "dataset_name"
     )
     _prompt_length(settings, draft, longest)
+    tools = settings.integer("max_tool_calling_iterations")
+    draft.put("rollout.max_turns", None if tools is None else tools + 1, "max_tool_calling_iterations")
     micro = settings.count("per_device_train_batch_size")
     if not settings.flag("use_vllm"):
         draft.put("rollout.serving.engine", "hf", "use_vllm")
@@ -88,3 +91,15 @@ def old_log_probs(settings: Settings, chunks: int) -> bool:
     if not needed:
         settings.notes.append("generation and optimizer steps are aligned: no pass for old log-probs")
     return needed
+
+
+def corrected(settings: Settings, draft: Draft) -> None:
+    """Weights of vLLM's samples: `token_mask`, `sequence_truncate`, … A mask has a lower end only where one is given."""
+    if not (settings.flag("use_vllm") and settings.flag("vllm_importance_sampling_correction")):
+        return
+    mode, most, least = (f"vllm_importance_sampling_{name}" for name in ("mode", "clip_max", "clip_min"))
+    older = settings.number("vllm_importance_sampling_cap")
+    high = settings.number(most) if older is None else older
+    level, _, action = (settings.text(mode) or "").partition("_")
+    put = correction.banded if action == "mask" else correction.truncated
+    put(draft, level, mode, most, "vllm_importance_sampling_cap", high=high, low=settings.number(least))

@@ -2,24 +2,27 @@
 
 from flowledger.config.settings import Draft, Settings
 from flowledger.config.verl.roles import ACTOR, CRITIC, REF, Role, sequence_ranks, strategy, world
-from flowledger.config.verl.words import dataclass_default, word
+from flowledger.config.verl.words import dataclass_default, put_loss_rows, word
 
 ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def algorithm(settings: Settings, draft: Draft) -> None:
-    """KL in the loss or in the reward (then another coefficient and form count), and the step's prompts."""
+    """KL in the loss or in the reward (then another coefficient and form count), and what the chosen loss has of its own."""
     in_reward, in_loss = "algorithm.use_kl_in_reward", f"{ACTOR.section}.use_kl_loss"
     if settings.flag(in_reward):
         draft.put("algorithm.kl_in", "reward", in_reward)
         draft.put("algorithm.kl_coef", settings.number("algorithm.kl_ctrl.kl_coef"), "algorithm.kl_ctrl.kl_coef")
         draft.put("algorithm.kl_form", _kl(settings, "algorithm.kl_penalty"), "algorithm.kl_penalty")
+        for name, target in (("type", "kl_control"), ("target_kl", "kl_target"), ("horizon", "kl_horizon")):
+            draft.put(f"algorithm.{target}", settings.get(f"algorithm.kl_ctrl.{name}"), f"algorithm.kl_ctrl.{name}")
     else:
         used, coef = settings.flag(in_loss), f"{ACTOR.section}.kl_loss_coef"
         weight = settings.number(coef)
         draft.put("algorithm.kl_in", "loss", in_loss)
         draft.put("algorithm.kl_coef", weight if used else 0.0, *((coef,) if used else (in_loss,)))
         draft.put("algorithm.kl_form", _kl(settings, f"{ACTOR.section}.kl_loss_type"), f"{ACTOR.section}.kl_loss_type")
+    put_loss_rows(settings, draft)
 
 
 def _kl(settings: Settings, key: str) -> str | None:
@@ -40,16 +43,16 @@ def actor(settings: Settings, draft: Draft) -> None:
     chunked = f"{section}.entropy_from_logits_with_chunking"
     draft.put("actor.log_prob_entropy", "chunked" if settings.flag(chunked) else "full", chunked)
     draft.put("actor.log_prob_chunk_tokens", 0)  # all of a micro-batch at once
-    draft.put("actor.grad_clip", _grad_clip(settings), f"{section}.optim.clip_grad", f"{section}.grad_clip")
+    draft.put("actor.grad_clip", _grad_clip(settings, ACTOR), f"{ACTOR.optim}.clip_grad", f"{section}.grad_clip")
     packed = f"{ACTOR.model}.use_remove_padding"
     draft.put("actor.packed", settings.flag(packed), packed)
     recompute = f"{ACTOR.model}.enable_gradient_checkpointing"
     draft.put("actor.activation_checkpointing", settings.flag(recompute), recompute)
 
 
-def _grad_clip(settings: Settings) -> float | None:
+def _grad_clip(settings: Settings, role: Role) -> float | None:
     """FSDP's engines clip by the optimizer's value; the older key counts where that one is absent."""
-    of_optimizer, older = settings.number(f"{ACTOR.optim}.clip_grad"), settings.number(f"{ACTOR.section}.grad_clip")
+    of_optimizer, older = settings.number(f"{role.optim}.clip_grad"), settings.number(f"{role.section}.grad_clip")
     return of_optimizer if of_optimizer is not None else older
 
 
@@ -75,6 +78,26 @@ def critic(settings: Settings, draft: Draft, *, v1: bool) -> None:
         draft.put(f"critic.{target}", settings.integer(f"critic.{key}"), f"critic.{key}")
     draft.put("critic.lr", settings.number("critic.optim.lr"), "critic.optim.lr")
     draft.put("critic.path", settings.text("critic.model.path"), "critic.model.path")
+    draft.put("critic.clip_value", settings.number("critic.cliprange_value"), "critic.cliprange_value")
+    draft.put("critic.grad_clip", _grad_clip(settings, CRITIC), f"{CRITIC.optim}.clip_grad", "critic.grad_clip")
+    warmup = (
+        settings.integer("trainer.critic_warmup") or 0
+    )  # verl counts steps from 1, and the policy learns from this one on
+    draft.put("critic.warmup_steps", max(0, warmup - 1), "trainer.critic_warmup")
+
+
+def turns(settings: Settings, draft: Draft) -> None:
+    """Turns of the policy in one response: the agent loop stops at the first limit that is set, none or 0 is no limit
+    (verl/experimental/agent_loop/tool_agent_loop.py)."""
+    section = f"{ROLLOUT}.multi_turn"
+    if not settings.flag(f"{section}.enable"):
+        return
+    own, others = settings.integer(f"{section}.max_assistant_turns"), settings.integer(f"{section}.max_user_turns")
+    limits = [limit for limit in (own, others + 1 if others else None) if limit]
+    keys = (f"{section}.max_assistant_turns", f"{section}.max_user_turns")
+    draft.put("rollout.max_turns", min(limits, default=None), *keys)
+    if not limits:
+        settings.notes.append(f"{section}: no limit of turns; a response ends by its tokens alone")
 
 
 def _log_prob(settings: Settings, draft: Draft, role: Role, section: str, target: str) -> None:

@@ -13,6 +13,7 @@ from flowledger.config.shell.launches import Launched
 from flowledger.config.shell.word import gap_of
 from flowledger.config.verl import batches, installed, trainers
 from flowledger.config.verl.compose import Composed, compose
+from flowledger.config.verl.correction import correction
 from flowledger.config.verl.engines import engine
 from flowledger.config.verl.launch import ASSUMED, Launch, of_command, of_file
 from flowledger.config.verl.roles import ACTOR, CRITIC, REF, strategy
@@ -110,7 +111,9 @@ def _reading(composed: Composed, launch: Launch, assume: Mapping[str, str], note
     trainers.hardware(settings, draft, trainer)
     trainers.serving(settings, draft, trainer)
     batches.algorithm(settings, draft)
+    batches.turns(settings, draft)
     batches.actor(settings, draft)
+    correction(settings, draft, v1=trainer in trainers.MODES)
     engine(settings, draft, ACTOR, "actor.engine")
     draft.copy("actor.engine.mesh", "mesh")
     _model(draft)
@@ -133,6 +136,8 @@ def _refuse_words_for_numbers(settings: Settings, composed: Composed) -> None:
         value, default, last = leaves.get(key), usual.get(key), key.rpartition(".")[2]
         counts = isinstance(default, int | float) and not isinstance(default, bool)
         way = f"give a number, such as {default}" if counts else "give a number, or null"
+        if last in words["or_text"]:
+            continue
         if isinstance(value, str) and (counts or (default is None and last in words["null"])):
             said = (
                 "is empty (a variable that is not set?)" if not value.strip() else "is text, and verl computes with it"
@@ -185,7 +190,7 @@ def _others(settings: Settings, draft: Draft, composed: Composed, trainer: str) 
         engine(settings, draft, REF, "ref.engine")
     enabled = settings.get("critic.enable")
     if settings.flag("critic.enable") if enabled is not None else settings.get("algorithm.adv_estimator") == GAE:
-        batches.critic(settings, draft, v1=trainer not in ("v0", "one_step_off", "fully_async"))
+        batches.critic(settings, draft, v1=trainer in trainers.MODES)
         engine(settings, draft, CRITIC, "critic.engine")
     return {
         "_verl.version": composed.version,

@@ -39,6 +39,12 @@ def put_rows(settings: Settings, draft: Draft) -> None:
         draft.put(row["to"], _turned(row.get("how", {}), value), key)
 
 
+def put_loss_rows(settings: Settings, draft: Draft) -> None:
+    """The keys that only the chosen policy loss reads."""
+    for row in table("verl_keys")["loss"].get(draft.data.get("algorithm", {}).get("policy_loss"), ()):
+        draft.put(row["to"], settings.number(row["key"]), row["key"])
+
+
 def _turned(how: Mapping[str, Any], value: Any) -> Any:
     spelt = str(value).lower() if isinstance(value, bool) else str(value)
     return how.get(spelt, value)

@@ -64,6 +64,12 @@ PROBES: tuple[Probe, ...] = (
             "token_level_reward": "token_level_reward",
         },
     ),
+    Probe(stage="rollout", target="flowledger.run.stages:baseline_rollout", args={"weights.model": "@model"}),
+    Probe(
+        stage="reward",
+        target="flowledger.run.stages:baseline_reward",
+        results={"baseline_reward": "baseline_reward"},
+    ),
     Probe(
         stage="filter",
         target="flowledger.run.stages:filter",
@@ -79,7 +85,7 @@ PROBES: tuple[Probe, ...] = (
         stage="old_log_prob",
         target="flowledger.run.stages:old_log_prob",
         args={**_SEQUENCES, "model": "params"},
-        results={"old_log_prob": "old_log_prob", "entropy": "entropy"},
+        results={name: name for name in ("old_log_prob", "entropy", "sum_pi_squared")},
     ),
     Probe(
         stage="ref_log_prob",
@@ -88,27 +94,55 @@ PROBES: tuple[Probe, ...] = (
         results={"ref_log_prob": "ref_log_prob"},
     ),
     Probe(
+        stage="values",
+        target="flowledger.run.stages:values",
+        args={**_SEQUENCES, "critic": "params"},
+        results={"values": "values"},
+    ),
+    Probe(
         stage="advantage",
         target="flowledger.run.stages:advantage",
         args={
             name: name
-            for name in ("sample_id", "group_id", "token_level_reward", "loss_mask", "old_log_prob", "ref_log_prob")
+            for name in (
+                "sample_id", "group_id", "reward_components", "token_level_reward", "loss_mask", "rollout_log_prob",
+                "old_log_prob", "ref_log_prob", "values", "sum_pi_squared", "baseline_reward",
+            )
         },
-        results={name: name for name in ("advantage", "advantages", "returns", "token_level_reward", "kl")},
+        results={
+            "dropped_reason": "@dropped_reason",
+            **{
+                name: name
+                for name in (
+                    "advantage", "advantages", "returns", "token_level_reward", "kl", "rollout_is_weights", "loss_mask",
+                )
+            },
+        },
     ),
     Probe(
         stage="advantage",
-        target="flowledger.run.advantages:by_group",
+        target="flowledger.run.algorithms.groups:by_group",
         scope="call",
         args={"reward": "reward"},
         results={"": "reward"},
     ),
     Probe(
         stage="advantage",
-        target="flowledger.run.advantages:spread",
+        target="flowledger.run.algorithms.estimate:spread",
         scope="call",
         args={"advantage": "advantage", "mask": "loss_mask"},
         results={"": "advantages"},
+    ),
+    Probe(
+        stage="update_critic",
+        target="flowledger.run.stages:update_critic",
+        args={
+            **_SEQUENCES,
+            "critic": "params",
+            "critic.optimizer": "optimizer_state",
+            **{name: name for name in ("loss_mask", "values", "returns")},
+        },
+        results={"args.critic": "params"},
     ),
     Probe(
         stage="update_actor",
@@ -121,8 +155,9 @@ PROBES: tuple[Probe, ...] = (
             "old_log_prob": "old_log_prob",
             "ref_log_prob": "ref_log_prob",
             "advantages": "advantages",
+            "rollout_is_weights": "rollout_is_weights",
         },
-        results={"args.model": "params"},
+        results={"args.model": "params", "old_log_prob": "old_log_prob"},
     ),
     Probe(
         stage="weight_sync",
@@ -146,6 +181,12 @@ PROBES: tuple[Probe, ...] = (
         args={"running": "@metric:rollout/running", "waiting": "@metric:rollout/waiting"},
         results={"": "logits", "args.kv_cache": "kv_cache"},
     ),
+    Probe(
+        stage=None,
+        target="flowledger.run.generate:read_answers",
+        scope="decode",
+        results={"args.kv_cache": "kv_cache"},
+    ),
     # ------------------------------------------------------------ within log-probs and update
     Probe(
         stage=None,
@@ -159,7 +200,7 @@ PROBES: tuple[Probe, ...] = (
         phase="forward",
         scope="call",
         args={"model": "@model", **{name: name for name in _SEQUENCES if name != "sample_id"}},
-        results={"new_log_prob": "new_log_prob", "entropy": "entropy"},
+        results={name: name for name in ("new_log_prob", "entropy", "sum_pi_squared")},
     ),
     Probe(
         stage=None,
@@ -168,23 +209,61 @@ PROBES: tuple[Probe, ...] = (
         args={"hidden_states": "hidden_states"},
         results={"": "logits"},
     ),
+    Probe(
+        stage=None,
+        target="flowledger.run.critic:values_micro_batch",
+        phase="forward",  # without gradients it is nothing else
+        scope="micro_batch",
+        args=_SEQUENCES,
+        results={"": "values"},
+    ),
+    Probe(
+        stage=None,
+        target="flowledger.run.value_model:token_values",
+        phase="forward",
+        scope="call",
+        args={"model": "@model", **{name: name for name in _SEQUENCES if name != "sample_id"}},
+    ),
+    Probe(stage=None, target="flowledger.run.critic:critic_epoch", scope="epoch"),
+    Probe(stage=None, target="flowledger.run.critic:critic_mini_batch", scope="mini_batch"),
+    Probe(
+        stage=None,
+        target="flowledger.run.critic:critic_micro_batch",
+        scope="micro_batch",
+        args={**_SEQUENCES, **{name: name for name in ("loss_mask", "values", "returns")}},
+    ),
+    Probe(
+        stage=None,
+        target="flowledger.run.critic:critic_loss",
+        phase="loss",
+        scope="call",
+        args={name: name for name in ("sample_id", "values", "returns", "loss_mask")},
+        results={"value_loss": "value_loss"},
+    ),
     Probe(stage=None, target="flowledger.run.update:epoch", scope="epoch"),
     Probe(stage=None, target="flowledger.run.update:mini_batch", scope="mini_batch"),
     Probe(
         stage=None,
         target="flowledger.run.update:micro_batch",
         scope="micro_batch",
-        args={**_SEQUENCES, **{name: name for name in ("loss_mask", "old_log_prob", "ref_log_prob", "advantages")}},
+        args={
+            **_SEQUENCES,
+            **{
+                name: name
+                for name in ("loss_mask", "old_log_prob", "ref_log_prob", "advantages", "rollout_is_weights")
+            },
+        },
     ),
     Probe(
         stage=None,
-        target="flowledger.run.update:micro_batch_loss",
+        target="flowledger.run.loss:micro_batch_loss",
         phase="loss",
         scope="call",
         args={
             name: name
             for name in (
                 "sample_id", "new_log_prob", "entropy", "old_log_prob", "ref_log_prob", "advantages", "loss_mask",
+                "rollout_is_weights",
             )
         },
         results={

@@ -1,0 +1,108 @@
+"""From rewards to what the update trains on: the KL penalty, the correction of rollout log-probs, the estimator."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from flowledger.config.algorithm import Algorithm
+from flowledger.flow.errors import BadInput
+from flowledger.run.algorithms import groups, rollout_correction
+from flowledger.run.algorithms.advantages import ADVANTAGES
+from flowledger.run.algorithms.estimate import AdvantageInputs
+from flowledger.run.algorithms.kl import penalised, token_kl
+from flowledger.run.algorithms.rollout_correction import Correction
+from flowledger.run.batches import Advantages
+
+
+def advantages(
+    *,
+    algorithm: Algorithm,
+    kl_coef: float,
+    component_weights: tuple[float, ...],
+    token_level_reward: Tensor,
+    reward_components: Tensor,
+    loss_mask: Tensor,
+    dropped_reason: Sequence[str | None],
+    rollout_log_prob: Tensor,
+    old_log_prob: Tensor | None,
+    ref_log_prob: Tensor | None,
+    values: Tensor | None,
+    sum_pi_squared: Tensor | None,
+    baseline_reward: Tensor | None,
+    group_id: Tensor,
+) -> Advantages:
+    """Advantages of one step. Samples whose last token is rejected here stay in the statistics of their group."""
+    kl = _kl_in_reward(algorithm, old_log_prob, ref_log_prob, loss_mask)
+    if kl is not None:
+        token_level_reward = penalised(token_level_reward=token_level_reward, kl=kl, coef=kl_coef)
+    corrected = _corrected(algorithm, old_log_prob, rollout_log_prob, loss_mask)
+    mask = loss_mask if corrected is None else corrected.loss_mask
+    kept = torch.tensor([reason is None for reason in dropped_reason], device=loss_mask.device)
+    group_size = len(group_id) // len(baseline_reward) if baseline_reward is not None else 1
+    inputs = AdvantageInputs(
+        token_level_reward=token_level_reward,
+        mask=mask,
+        groups=groups.groups_of(group_id=group_id, kept=kept),
+        settings=algorithm,
+        old_log_prob=old_log_prob,
+        values=values,
+        sum_pi_squared=sum_pi_squared,
+        rollout_is_weights=corrected.rollout_is_weights if corrected else None,
+        baseline_reward=None if baseline_reward is None else baseline_reward.repeat_interleave(group_size),
+        reward_components=reward_components,
+        component_weights=component_weights,
+    )
+    made = ADVANTAGES[algorithm.advantage](inputs)
+    rejects = corrected is not None and bool(algorithm.rollout_correction.rejections)
+    return Advantages(
+        advantage=made.advantage,
+        advantages=made.advantages,
+        returns=made.returns,
+        token_level_reward=None if kl is None else token_level_reward,
+        kl=kl,
+        rollout_is_weights=inputs.rollout_is_weights,
+        loss_mask=mask if rejects else None,
+        dropped_reason=_reasons(dropped_reason, mask) if rejects else None,
+        metrics=(dict(corrected.metrics) if corrected else {})
+        | ({} if kl is None else {"reward_kl": _mean(kl, loss_mask)}),
+    )
+
+
+def _kl_in_reward(
+    algorithm: Algorithm, old_log_prob: Tensor | None, ref_log_prob: Tensor | None, loss_mask: Tensor
+) -> Tensor | None:
+    """KL of the policy from the reference on each unmasked token [B_prompt*G, S_resp], where it goes into the reward."""
+    if algorithm.kl_in != "reward" or ref_log_prob is None or old_log_prob is None:
+        return None
+    return token_kl(new_log_prob=old_log_prob, ref_log_prob=ref_log_prob, mask=loss_mask, form=algorithm.kl_form)
+
+
+def _corrected(
+    algorithm: Algorithm, old_log_prob: Tensor | None, rollout_log_prob: Tensor, loss_mask: Tensor
+) -> Correction | None:
+    """What is done about rollout's log-probs before the loss; `bypass_mode` does it in the loss itself."""
+    settings = algorithm.rollout_correction
+    if not settings.active or algorithm.policy_loss == "bypass_mode" or old_log_prob is None:
+        return None
+    made = rollout_correction.correct(
+        old_log_prob=old_log_prob, rollout_log_prob=rollout_log_prob, loss_mask=loss_mask, settings=settings
+    )
+    if not made.loss_mask.any():
+        kinds = ", ".join(f"{one.kind} (high = {one.high})" for one in settings.rejections)
+        raise BadInput(
+            f"algorithm.rollout_correction.rejections rejected every token of this step: {kinds}; raise `high`, or see "
+            "why the rollout's log-probs differ from the trainer's"
+        )
+    return made
+
+
+def _reasons(dropped_reason: Sequence[str | None], mask: Tensor) -> tuple[str | None, ...]:
+    """Why each sample is not trained on: what it was before, or `rejected` where no token is left."""
+    left = mask.any(-1).tolist()
+    return tuple(reason or (None if some else "rejected") for reason, some in zip(dropped_reason, left, strict=True))
+
+
+def _mean(kl: Tensor, mask: Tensor) -> float:
+    """Mean over the tokens of each sample, then over samples: what the adaptive coefficient follows."""
+    return float((kl.sum(-1) / mask.sum(-1).clamp(min=1)).mean())

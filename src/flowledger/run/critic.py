@@ -1,0 +1,241 @@
+"""The critic: its values of the step's tokens, and its update towards the returns.
+
+Epochs, mini-batches and micro-batches are the policy's where `critic` has none of its own. As in the policy's update,
+every function is called by its global name with keyword arguments, so that it can be watched from outside.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flowledger.config import schema
+from flowledger.config.schema import RunConfig
+from flowledger.flow.errors import BadInput
+from flowledger.run import batching, models, value_model
+from flowledger.run import update as updates
+from flowledger.run.algorithms.aggregation import Totals, aggregate_tokens
+from flowledger.run.algorithms.value_loss import value_loss
+from flowledger.run.batches import CriticUpdate
+from flowledger.run.batching import Batches, MiniBatch
+from flowledger.run.finite import first_not_finite
+from flowledger.run.optimizer import adamw
+from flowledger.run.update import Columns, rows_of
+from flowledger.run.value_model import ValueModel
+
+
+@dataclass(slots=True, kw_only=True)
+class Critic:
+    """A model with one value per token, and its optimizer."""
+
+    model: ValueModel
+    optimizer: torch.optim.Optimizer
+    bytes_per_token: int  # estimated activations, for micro-batches that close by bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticLoss:
+    """The loss of one micro-batch."""
+
+    value_loss: Tensor  # [] its share of the mini-batch's; what backward starts from
+    loss_mat: Tensor  # [B_micro, S_resp]
+    clipped: Tensor  # bool [B_micro, S_resp]: the clip decided, so the value has no gradient
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """What one optimizer step came to, each []."""
+
+    value_loss: Tensor
+    grad_norm: Tensor
+    clipped: Tensor  # tokens that the clip decided
+    tokens: int
+
+
+def load_critic(config: RunConfig, policy: models.Policy) -> Critic:
+    """The critic that `critic.path` names, trained in full, and its AdamW with the constant learning rate `critic.lr`.
+
+    The policy must be as it starts: a critic from `start` copies it. Raises BadInput as `load_value_model` does.
+    """
+    settings = _settings(config)
+    model = value_model.load_value_model(
+        settings.path, policy, sizes=config.model.tiny, seed=config.seed, packed=config.actor.packed
+    )
+    if config.actor.activation_checkpointing:
+        models.recompute_activations(model.backbone)
+    sizes = model.sizes
+    return Critic(
+        model=model,
+        optimizer=adamw(model, config.optim, lr=settings.lr),
+        bytes_per_token=models.bytes_per_token(layers=sizes.num_hidden_layers, hidden_size=sizes.hidden_size),
+    )
+
+
+def values(*, critic: Critic, config: RunConfig, batches: Batches, columns: Columns) -> Tensor:
+    """The value before each response token, float32 [B_prompt*G, S_resp], without gradient.
+
+    0 for dropped samples and where response_mask is 0.
+    """
+    settings = _settings(config)
+    made = torch.zeros(columns["response_mask"].shape)
+    if limits := settings.values_micro_batch or settings.micro_batch:  # no optimizer step cuts this pass
+        batches = _split(critic, batches, columns, mini_batch_samples=len(made), limits=limits)
+    for samples in batches.micro_batches:
+        made[list(samples)] = values_micro_batch(model=critic.model, config=config, **rows_of(columns, samples))
+    return made
+
+
+@torch.no_grad()
+def values_micro_batch(
+    *,
+    model: ValueModel,
+    config: RunConfig,
+    sample_id: Tensor,
+    full_sequence: Tensor,
+    attention_mask: Tensor,
+    position_ids: Tensor,
+    response_mask: Tensor,
+) -> Tensor:
+    """Values [B_micro, S_resp] of one micro-batch without gradient."""
+    return value_model.token_values(
+        model=model,
+        full_sequence=full_sequence,
+        attention_mask=attention_mask,
+        position_ids=position_ids,
+        response_mask=response_mask,
+        packed=config.actor.packed,
+    )
+
+
+def update(*, critic: Critic, config: RunConfig, batches: Batches, columns: Columns) -> CriticUpdate:
+    """Move the critic towards the returns: `epochs` passes over the samples, one optimizer step per mini-batch.
+
+    columns: the step's tensors by flow name, each with B_prompt*G rows; `values` are those before the update.
+    """
+    settings = _settings(config)
+    if settings.micro_batch or settings.mini_batch_prompts:
+        prompts = settings.mini_batch_prompts or config.mini_batch_prompts
+        batches = _split(
+            critic, batches, columns, mini_batch_samples=prompts * config.rollout.samples_per_prompt,
+            limits=settings.micro_batch or config.actor.micro_batch,
+        )  # fmt: skip
+    steps: list[Step] = []
+    for _ in range(settings.epochs or config.actor.epochs):
+        steps += critic_epoch(critic=critic, config=config, batches=batches, columns=columns)
+    clipped = sum(float(step.clipped) for step in steps) / max(sum(step.tokens for step in steps), 1)
+    return CriticUpdate(
+        value_loss=torch.stack([step.value_loss for step in steps]),
+        grad_norm=torch.stack([step.grad_norm for step in steps]),
+        metrics={"value_clip_ratio": clipped, "critic_lr": critic.optimizer.param_groups[0]["lr"]},
+    )
+
+
+def critic_epoch(*, critic: Critic, config: RunConfig, batches: Batches, columns: Columns) -> list[Step]:
+    """One pass over all samples: one optimizer step per mini-batch that has something to learn from."""
+    return [
+        critic_mini_batch(critic=critic, config=config, batch=batch, columns=columns)
+        for batch in batches.mini_batches
+        if bool(columns["loss_mask"][list(batch.samples)].any())
+    ]
+
+
+def critic_mini_batch(*, critic: Critic, config: RunConfig, batch: MiniBatch, columns: Columns) -> Step:
+    """Accumulate the gradient over micro-batches, then step once."""
+    totals = updates.mini_batch_totals(config, columns["loss_mask"][list(batch.samples)])
+    made = [
+        critic_micro_batch(model=critic.model, config=config, totals=totals, **rows_of(columns, samples))
+        for samples in batch.micro_batches
+    ]
+    clip = _settings(config).grad_clip or math.inf
+    grad_norm = updates.optimizer_step(model=critic.model, optimizer=critic.optimizer, grad_clip=clip)
+    return Step(
+        value_loss=torch.stack([one.value_loss for one in made]).sum(),
+        grad_norm=grad_norm,
+        clipped=torch.stack([one.clipped.sum() for one in made]).sum(),
+        tokens=totals.tokens,
+    )
+
+
+def critic_micro_batch(
+    *,
+    model: ValueModel,
+    config: RunConfig,
+    totals: Totals,
+    sample_id: Tensor,
+    full_sequence: Tensor,
+    attention_mask: Tensor,
+    position_ids: Tensor,
+    response_mask: Tensor,
+    loss_mask: Tensor,
+    values: Tensor,
+    returns: Tensor,
+) -> CriticLoss:
+    """Forward, loss, backward of one micro-batch. What it returns holds no graph."""
+    new_values = value_model.token_values(
+        model=model,
+        full_sequence=full_sequence,
+        attention_mask=attention_mask,
+        position_ids=position_ids,
+        response_mask=response_mask,
+        packed=config.actor.packed,
+    )
+    made = critic_loss(
+        config=config,
+        totals=totals,
+        sample_id=sample_id,
+        new_values=new_values,
+        values=values,
+        returns=returns,
+        loss_mask=loss_mask,
+    )
+    updates.micro_batch_backward(model=model, loss=made.value_loss)
+    return CriticLoss(value_loss=made.value_loss.detach(), loss_mat=made.loss_mat.detach(), clipped=made.clipped)
+
+
+def critic_loss(
+    *,
+    config: RunConfig,
+    totals: Totals,
+    sample_id: Tensor,
+    new_values: Tensor,
+    values: Tensor,
+    returns: Tensor,
+    loss_mask: Tensor,
+) -> CriticLoss:
+    """This micro-batch's share of the mini-batch's value loss, aggregated as `algorithm.loss_aggregation` says.
+
+    Raises BadInput where the loss is not finite, naming the first input, sample and token that are not.
+    """
+    made = value_loss(
+        new_values=new_values, old_values=values, returns=returns, mask=loss_mask, clip=_settings(config).clip_value
+    )
+    aggregation = config.algorithm.loss_aggregation
+    loss = aggregate_tokens(made.loss_mat, mask=loss_mask, mode=aggregation, totals=totals).loss
+    if not torch.isfinite(loss):
+        inputs = {"values": values, "returns": returns, "the new value": new_values}
+        named = first_not_finite(inputs, loss_mask, sample_id)
+        what = named or "its inputs are, but their squared difference is not"
+        raise BadInput(f"the critic's loss is not finite: {what}; lower critic.lr or check the rewards")
+    return CriticLoss(value_loss=loss, loss_mat=made.loss_mat, clipped=made.clipped)
+
+
+def _settings(config: RunConfig) -> schema.Critic:
+    if config.critic is None:
+        raise BadInput("there is no critic; add `critic: {path: start}`")
+    return config.critic
+
+
+def _split(
+    critic: Critic, batches: Batches, columns: Columns, *, mini_batch_samples: int, limits: schema.MicroBatch
+) -> Batches:
+    """Batches of the critic's own, from the samples that the policy's batches hold."""
+    kept = {sample for part in batches.micro_batches for sample in part}
+    lengths: list[int] = columns["attention_mask"].sum(-1).tolist()
+    return batching.split(
+        lengths=lengths,
+        kept=[sample in kept for sample in range(len(lengths))],
+        mini_batch_samples=mini_batch_samples,
+        limits=limits,
+        bytes_per_token=critic.bytes_per_token,
+    )
