@@ -26,6 +26,10 @@ setup: $(VENV)/.dev
 benchmarks: $(VENV)/.dev
 	$(BIN)/python benchmarks/recorder.py --quick
 	$(BIN)/python benchmarks/learns.py --quick
+	$(BIN)/python benchmarks/golden_verl.py
+	$(BIN)/python benchmarks/plan_speed.py
+	@if $(BIN)/python -c "import trl" 2>/dev/null; then set -x; $(BIN)/python benchmarks/against_trl.py --quick; \
+	else echo "against_trl.py left out: it needs TRL, $(BIN)/python -m pip install 'trl==1.16.*'"; fi
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -227,10 +227,11 @@ def torch_functions(case: Case, stem: Sequence[str]) -> dict[str, Any]:
     """Masked statistics of `values`; log-prob, entropy and Σπ² from logits."""
     values, mask, logits, labels = case("in/values"), case.mask, case("tf/logits"), case("tf/labels")
     log_prob, entropy, squares = from_logits(logits, labels)
+    found, white = masked.moments(values, mask), masked.masked_whiten(values, mask)
     return {
-        "masked_mean": masked.masked_mean(values, mask), "masked_var": masked.masked_var(values, mask),
-        "masked_sum": masked.masked_sum(values, mask), "masked_whiten": masked.masked_whiten(values, mask),
-        "masked_whiten_noshift": masked.masked_whiten(values, mask, shift_mean=False),
+        "masked_mean": masked.masked_mean(values, mask), "masked_var": found.variance,
+        "masked_sum": masked.masked_sum(values, mask), "masked_whiten": white,
+        "masked_whiten_noshift": white + found.mean,
         "logprobs_from_logits": log_prob, "logprobs_naive": log_prob, "entropy_from_logits": entropy,
         "entropy_chunk": entropy.flatten(), "sum_pi_squared": squares, "entropy_loss_token_mean": entropy.mean(),
     }  # fmt: skip

@@ -1,10 +1,11 @@
 """Are our algorithms verl's? Every vector that verl computed, through our functions: values and gradients.
 
-    python benchmarks/golden_verl.py --cases DIR
+    python benchmarks/golden_verl.py [--cases DIR]
 
-DIR holds `core_algos.npz` (arrays `<case>/in/<tensor>` and `<case>/<section>/<what>/<output>`) and `golden.json` (groups,
-settings, single figures, what verl refuses). Names of cases, shapes, group sizes, dtypes and settings come from there. What
-cannot be read is a failure, and what has no counterpart here is listed in `left_out` with its reason.
+DIR (default: `tests/data`) holds `core_algos.npz` (arrays `<case>/in/<tensor>` and `<case>/<section>/<what>/<output>`) and
+`golden.json` (groups, settings, single figures, what verl refuses), or both under the names `verl_golden.*`. Names of cases,
+shapes, group sizes, dtypes and settings come from there. What cannot be read is a failure; what has no counterpart here,
+and what the file of facts does not hold, is listed in `left_out` with its reason.
 
 A vector's distance is max|Δ| / max|reference|, max|Δ| where the reference is all 0, over the places where verl's is finite:
 where it is NaN or infinite ours may be a defined value. Last line: JSON {"compared", "worst_relative", "failed", "left_out"}.
@@ -27,9 +28,12 @@ from golden_facts import FACTS, READ_ELSEWHERE
 from golden_sections import INPUTS, SECTIONS, Case
 from torch import Tensor
 
+SHIPPED = Path(__file__).resolve().parent.parent / "tests/data"
+FILES = (("core_algos.npz", "golden.json"), ("verl_golden.npz", "verl_golden.json"))  # arrays and facts of a folder
 BAR = 1e-5
 NOT_FINITE = "verl's is NaN or infinite"
 ROUNDED = "verl's stay in bfloat16; here log-probs are float32, whatever the dtype of the logits"
+NO_FACT = "the file of facts does not hold it"
 NO_MASK = "no function makes masks from token ids here: generation counts what it has sampled"
 Made = Mapping[str, Any]
 
@@ -72,10 +76,11 @@ def distance(ours: Tensor, verls: Tensor) -> float | None:
 
 
 def compare(folder: Path) -> Score:
-    """Every vector of this folder."""
-    arrays = {name: torch.from_numpy(array) for name, array in _arrays(folder / "core_algos.npz")}
-    facts = json.loads((folder / "golden.json").read_text(encoding="utf-8"))
-    score = Score()
+    """Every vector of this folder, which holds one pair of FILES."""
+    stored, told = next(pair for pair in FILES if _has(folder, pair))
+    arrays = {name: torch.from_numpy(array) for name, array in _arrays(folder / stored)}
+    facts = json.loads((folder / told).read_text(encoding="utf-8"))
+    score = Score(left_out={name: NO_FACT for name in FACTS if name not in facts})
     for stem, outputs in _by_stem(arrays).items():
         name = "/".join(filter(None, stem))
         if name == "tf":
@@ -93,8 +98,12 @@ def compare(folder: Path) -> Score:
                 else:
                     _take(score, check.call, check.name, check.verls or {})
         elif name not in READ_ELSEWHERE:
-            score.reasons[name] = "golden.json holds what this benchmark cannot read"
+            score.reasons[name] = "the file of facts holds what this benchmark cannot read"
     return score
+
+
+def _has(folder: Path, names: Sequence[str]) -> bool:
+    return all((folder / name).is_file() for name in names)
 
 
 def _arrays(file: Path) -> Iterator[tuple[str, np.ndarray]]:
@@ -143,11 +152,11 @@ def _attempt(call: Callable[[], Any]) -> tuple[Any, str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the worst vectors, the reasons of failures, and the figures as JSON."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--cases", type=Path, required=True, help="folder with core_algos.npz and golden.json")
+    pairs = [" and ".join(pair) for pair in FILES]
+    parser.add_argument("--cases", type=Path, default=SHIPPED, help=f"folder with {' or '.join(pairs)}")
     folder = parser.parse_args(arguments).cases
-    missing = [name for name in ("core_algos.npz", "golden.json") if not (folder / name).is_file()]
-    if missing:
-        print(f"{folder} has no {' and no '.join(missing)}", file=sys.stderr)
+    if not any(_has(folder, pair) for pair in FILES):
+        print(f"{folder} has neither {' nor '.join(pairs)}", file=sys.stderr)
         return 2
     torch.set_num_threads(1)
     score = compare(folder)

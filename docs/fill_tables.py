@@ -119,7 +119,7 @@ def algorithm_rows(what: str, zh: bool) -> str:
                     (row.name, *row.aliases) if what == "kl_form" else (row.name,)
                 ),  # a configuration takes these alone
                 plain(row.purpose_zh if zh else row.purpose),
-                f"`{row.formula}`",
+                f"`{(zh and row.formula_zh) or row.formula}`",
                 row.grain,
                 code(need for need in algorithm_tables.NEEDS if need in row.needs),
                 row.source,

@@ -35,7 +35,22 @@ REFUSED: list[tuple[tuple[str, ...], str, tuple[str, ...]]] = [
         ("algorithm.advantage=grpo",),
     ),
     (("algorithm.advantage=ppo",), "; use gae", ("algorithm.advantage=gae", PATH)),
+    (("algorithm.advantage=PPO",), "; use gae", ("algorithm.advantage=gae", PATH)),
+    (("algorithm.advantage=Reinforce-Plus-Plus",), "; use reinforce_plus_plus", ("algorithm.advantage=rloo",)),
+    (("algorithm.advantage=RLO",), "; did you mean rloo?", ("algorithm.advantage=rloo",)),
+    (
+        ("algorithm.rollout_correction.importance=TIS",),
+        "should be 'none', 'token' or 'sequence'; use token",
+        ("algorithm.rollout_correction.importance=token",),
+    ),
+    (
+        ("actor.micro_batch.samples=4", "rollout.samples_per_prompt=1", "data.prompts_per_step=2"),
+        "actor.micro_batch.samples = 4 exceeds the mini-batch of 2*1",
+        ("actor.micro_batch.samples=2",),
+    ),
     (("algorithm.policy_loss=gsp",), "; did you mean gspo?", ("algorithm.policy_loss=gspo",)),
+    (("algorithm.advantage=GRPO",), "; ", ("algorithm.advantage=grpo",)),
+    (("algorithm.policy_loss=ppo",), "; use vanilla", ("algorithm.policy_loss=vanilla",)),
     (("algorithm.policy_loss=reinforce",), "; use gpg", ("algorithm.policy_loss=gpg",)),
     (("algorithm.kl_form=k4",), "algorithm.kl_form = 'k4' is not one of k1", ("algorithm.kl_form=low_var_kl+",)),
     (("algorithm.advantage=gae",), "needs a critic, and there is none; add `critic: {path: start}`", (PATH,)),
@@ -58,6 +73,11 @@ REFUSED: list[tuple[tuple[str, ...], str, tuple[str, ...]]] = [
         ("actor.old_log_prob=false", *TWO_STEPS),
         "a step has 2 optimizer steps, and the policy has moved before the second; leave it out",
         ("actor.old_log_prob=null",),
+    ),
+    (
+        ("algorithm.advantage=gdpo", "algorithm.kl_in=reward", "algorithm.kl_coef=0.1", "ref.path=start"),
+        "algorithm.advantage = 'gdpo' reads the reward's components, where the KL does not enter",
+        ("algorithm.kl_in=loss",),
     ),
     (("actor.old_log_prob=false", "actor.epochs=3"), "a step has 3 optimizer steps", ("actor.epochs=1",)),
     (
@@ -207,3 +227,15 @@ def test_bounds_of_a_rejection_and_of_weights_are_in_order() -> None:
     assert "use low = 0.5 or less" in fault(f"{correction}.rejections=[{{kind: token_k1, high: 0.5, low: 0.9}}]")
     assert "give `low` too" in fault(f"{correction}.rejections=[{{kind: token_k1, high: 0.5}}]")
     assert "use 2.0 or less" in fault(f"{correction}.low=3", f"{correction}.importance=token")
+
+
+def test_a_default_micro_batch_takes_what_a_small_mini_batch_has() -> None:
+    config = made("rollout.samples_per_prompt=1", "data.prompts_per_step=2")
+    assert (config.actor.micro_batch.samples, config.mini_batch_samples) == (4, 2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "form"), [((), "k3"), (("kl_in=reward",), "k1"), (("kl_in=reward", "kl_form=k2"), "k2")]
+)
+def test_the_form_of_kl_is_verls_for_its_place_unless_it_is_given(settings: tuple[str, ...], form: str) -> None:
+    assert made(*(f"algorithm.{one}" for one in settings)).algorithm.kl_estimator == form

@@ -183,6 +183,9 @@ BY_HAND = {
         [TokenRow(sample_id="0", position=3, step=0, response_mask=1, loss_mask=1, old_log_prob=-1.0, ratio=1.2, epoch=0, mini_batch=0)],
         "identities", "fail",
     ),
+    "all recorded tokens rejected": (
+        [TokenRow(sample_id="0", position=3, step=0, response_mask=1, loss_mask=0, old_log_prob=-1.0)], "identities", "skipped"
+    ),
     "nothing to look at": ([SampleRow(sample_id="0", step=0)], "masks_nest", "skipped"),
 }  # fmt: skip
 
@@ -194,6 +197,41 @@ def test_laws_by_hand(tmp_path, name: str) -> None:
         for row in rows:
             ink.put(row)
     assert verdicts(tmp_path / "run")[law] == verdict
+
+
+def too_low(original):
+    """The rollout claims log-probs that are 1 nat too low on its first sample: e is no ratio that 1.5 lets pass."""
+
+    def rollout(**words):
+        made = original(**words)
+        made.rollout_log_prob[0] -= made.response_mask[0]
+        return made
+
+    return rollout
+
+
+REJECTS = {"rollout_correction": {"rejections": [{"kind": "seq_mean_k1", "high": 1.5}]}}
+NOT_TRAINED = {
+    "a critic that warms up": ({"critic": {"path": "start", "warmup_steps": 1}, "algorithm": {"advantage": "gae"}}, []),
+    "a response that is rejected": ({"algorithm": REJECTS}, [("flowledger.run.stages:rollout", too_low)]),
+    "a response that the loss rejects": (
+        {"algorithm": {**REJECTS, "policy_loss": "bypass_mode"}}, [("flowledger.run.stages:rollout", too_low)],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(NOT_TRAINED))
+def test_samples_that_are_not_trained_for_a_reason_break_no_law(tmp_path, name: str) -> None:
+    changes, faults = NOT_TRAINED[name]
+    path = record(tmp_path / "run", config(steps=2, seed=3, **changes), faults)
+    found = verdicts(path)
+    assert found["tokens_conserved"] == found["masks_nest"] == "pass"
+    with Ledger(path) as ledger:
+        rows = ledger.rows(
+            "SELECT DISTINCT loss_mask, loss_share FROM tokens_merged WHERE sample_id = '0' AND response_mask = 1"
+        )
+    if faults:
+        assert {(row["loss_mask"], row["loss_share"] or 0.0) for row in rows} == {(0, 0.0)}
 
 
 def test_a_dimension_that_the_configuration_does_not_explain_is_a_finding(tmp_path) -> None:
@@ -230,3 +268,19 @@ def test_a_leak_is_held_and_its_holder_named(tmp_path) -> None:
     with Ledger(path) as ledger:
         held = ledger.rows("SELECT DISTINCT holder FROM storages WHERE event = 'held' AND holder IS NOT NULL")
     assert any("LEAK" in row["holder"] for row in held)
+
+
+@pytest.mark.parametrize(
+    ("rows", "lacks"),
+    [
+        ([TokenRow(sample_id="0", position=3, step=0, loss_mask=0, old_log_prob=-1.0)], "a token in the loss: none"),
+        ([SampleRow(sample_id="0", step=0)], "record.level = tokens"),
+    ],
+)
+def test_a_law_on_tokens_says_what_it_lacks(tmp_path, rows, lacks: str) -> None:
+    with book(tmp_path / "run") as ink:
+        for row in rows:
+            ink.put(row)
+    with Ledger(tmp_path / "run") as ledger:
+        (found,) = [one for one in laws.check(ledger) if one.id == "identities"]
+    assert lacks in found.needs[0]

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,6 @@ from flowledger.config.detect import Asked, read
 from flowledger.ledger.reader import Ledger
 from flowledger.plan.ask import Question, make
 from flowledger.plan.lengths import parse
-from flowledger.plan.load import Load
 from flowledger.plan.plan import Plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -25,6 +24,9 @@ VARIANT = (
     "actor.activation_checkpointing=true", "actor.packed=false", "actor.mini_batch_prompts=4", "rollout.weights=shared",
     "actor.old_log_prob=true",
 )  # fmt: skip
+
+
+CHANGES = {"usual": (), "alone": ("actor.shared_prompts=false",), "variant": VARIANT}
 
 
 @dataclass(frozen=True)
@@ -61,20 +63,20 @@ def with_observed_tokens(plan: Plan, ledger: Ledger) -> Plan:
     )
     tokens = {row["stage"]: row["tokens"] for row in seen}
     plan.__dict__["loads"] = {
-        stage: Load(tokens.get(stage, load.tokens), load.sequences, load.micro_batches)
-        for stage, load in plan.loads.items()
+        stage: replace(load, tokens=tokens.get(stage, load.tokens)) for stage, load in plan.loads.items()
     }
     return plan
 
 
 @pytest.fixture(scope="session")
 def witnesses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Witnesses]]:
-    """`usual` (packed, two mini-batches, a copy of the weights for the rollout) or `variant` (the opposite of all that)."""
+    """`usual` (packed, two mini-batches, a copy of the weights for the rollout), `alone` (the same without shared prompts)
+    or `variant` (the opposite of all that)."""
     made: dict[str, Witnesses] = {}
 
     def of(name: str) -> Witnesses:
         if name not in made:
-            overrides = (*COMMON, *(VARIANT if name == "variant" else ()))
+            overrides = (*COMMON, *CHANGES[name])
             ledger = Ledger(record(tmp_path_factory.mktemp("witness") / name, *overrides))
             made[name] = Witnesses(ledger, with_observed_tokens(planned("tiny.yaml", *overrides), ledger))
         return made[name]

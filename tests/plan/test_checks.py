@@ -314,6 +314,11 @@ WARMUP = {"steps": 3, "algorithm": {"advantage": "gae"}}
             {"algorithm": {"rollout_correction": {"normalize": True}}},
             {"algorithm": {"rollout_correction": {"normalize": True, "importance": "token"}}},
         ),
+        (
+            "flowledger.weight_low",
+            {"algorithm": {"rollout_correction": {"low": 0.5}}},
+            {"algorithm": {"rollout_correction": {"low": 0.5, "importance": "token"}}},
+        ),
         ("flowledger.warmup", {**WARMUP, "critic": {"warmup_steps": 3}}, {**WARMUP, "critic": {"warmup_steps": 2}}),
         (
             "algorithm.group",

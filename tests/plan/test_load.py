@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from flowledger.config.schema import MicroBatch
 from flowledger.plan.facts import facts
 from flowledger.plan.lengths import parse
-from flowledger.plan.load import Load, load
+from flowledger.plan.load import Load, load, prompts_of
 from flowledger.plan.roles import Work, works
 from flowledger.plan.whatif import changed
 from tests.plan.conftest import planned
@@ -31,10 +31,10 @@ def loaded(micro: MicroBatch, dp: int = 1) -> Load:
 @pytest.mark.parametrize(
     ("micro", "dp", "due"),
     [
-        (MicroBatch(samples=4), 1, Load(4 * 48, 4, 2)),
-        (MicroBatch(samples=3), 1, Load(3 * 48, 3, 3)),  # 8 samples in micro-batches of 3: 3, 3, 2
-        (MicroBatch(samples=64), 1, Load(8 * 48, 8, 1)),
-        (MicroBatch(samples=4), 4, Load(2 * 48, 2, 1)),
+        (MicroBatch(samples=4), 1, Load(32 + 4 * 16, 4, 2)),  # one prompt, and 4 responses to it
+        (MicroBatch(samples=3), 1, Load(2 * 32 + 3 * 16, 3, 3)),  # 3, 3, 2: the second is cut across two prompts
+        (MicroBatch(samples=64), 1, Load(2 * 32 + 8 * 16, 8, 1)),
+        (MicroBatch(samples=4), 4, Load(32 + 2 * 16, 2, 1)),
         (MicroBatch(max_tokens=100), 1, Load(2 * 48, 2, 4)),  # ceil(384 / 100) = 4 micro-batches: 2 samples each
         (MicroBatch(max_tokens=48 * 8), 1, Load(8 * 48, 8, 1)),
         (MicroBatch(max_tokens=10), 1, Load(48, 1, 8)),  # a sample is never cut
@@ -47,9 +47,28 @@ def test_by_hand(micro: MicroBatch, dp: int, due: Load) -> None:
 
 
 def test_a_static_one_is_full_of_the_longest_samples() -> None:
-    assert {stage: one.tokens for stage, one in TINY.loads.items()} == dict.fromkeys(
-        ("old_log_prob", "update_actor", "ref_log_prob"), 4 * 48
-    )
+    """Packed with its prompt once, packed sample by sample, or padded."""
+    for overrides, tokens in (
+        ((), 32 + 4 * 16),
+        (("actor.shared_prompts=false",), 4 * 48),
+        (("actor.packed=false",), 4 * 48),
+    ):
+        assert {stage: one.tokens for stage, one in planned("tiny.yaml", *overrides).loads.items()} == dict.fromkeys(
+            ("old_log_prob", "update_actor", "ref_log_prob"), tokens
+        )
+
+
+def test_every_sample_but_the_first_of_a_prompt_is_joined_with_it() -> None:
+    assert TINY.loads["update_actor"].beside_tokens == 3 * 48
+    assert planned("tiny.yaml", "actor.shared_prompts=false").loads["update_actor"].beside_tokens == 0
+    assert FSDP.loads["update_actor"].beside_tokens == 0
+
+
+@given(samples=st.integers(1, 40), group=st.integers(1, 12), start=st.integers(0, 30))
+def test_no_cut_of_a_mini_batch_holds_more_prompts_than_planned(samples: int, group: int, start: int) -> None:
+    """`start` micro-batches come before, from the first sample of a group on."""
+    inside = {index // group for index in range(start * samples, (start + 1) * samples)}
+    assert len(inside) <= prompts_of(samples, group) <= samples
 
 
 def test_a_dynamic_budget_counts_for_a_whole_context_parallel_group() -> None:

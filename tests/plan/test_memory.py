@@ -39,7 +39,7 @@ def models(plan: Plan) -> int:
     return 2 + (plan.config.rollout.weights != "shared")
 
 
-@pytest.mark.parametrize("name", ["usual", "variant"])
+@pytest.mark.parametrize("name", ["usual", "alone", "variant"])
 def test_the_peak_of_every_stage_is_within_two_percent_of_the_recorded_one(
     witnesses: Callable[[str], Witnesses], name: str
 ) -> None:

@@ -27,3 +27,31 @@ def test_a_dropped_sample_has_no_log_prob_of_a_stage_that_computed_none():
     tokens.dropped.add("1")
     tokens.see(["0", "1"], {"full_sequence": torch.ones(2, 3), "old_log_prob": torch.tensor([[-1.0], [0.0]])}, stage, 0)
     assert [(row.sample_id, row.old_log_prob) for row in rows if row.position == 2] == [("0", -1.0), ("1", None)]
+
+
+def test_a_token_that_the_environment_wrote_has_no_number_of_the_policy():
+    rows = []
+    tokens = Tokens(lambda row, _frame, _now: rows.append(row), groups=1)
+    tokens.group(["0"], ["0"])
+    rollout = {
+        "full_sequence": torch.ones(1, 4),
+        "attention_mask": torch.ones(1, 4),
+        "response_mask": torch.tensor([[1, 0, 1]]),
+    }
+    tokens.see(["0"], {**rollout, "rollout_log_prob": torch.tensor([[-1.0, 0.0, -2.0]])}, Frame("rollout", "stage"), 0)
+    made = {
+        "values": torch.zeros(1, 3),
+        "token_level_reward": torch.zeros(1, 3),
+        "loss_mask": torch.tensor([[1, 0, 1]]),
+    }
+    tokens.see(["0"], {**made, "ratio": torch.ones(1, 3)}, Frame("update_actor", "call"), 0)
+    told = {
+        (row.position, name): getattr(row, name)
+        for row in rows
+        for name in row.__struct_fields__
+        if getattr(row, name) is not None
+    }
+    for name, want in (("rollout_log_prob", [-1.0, None, -2.0]), ("value", [0, None, 0]), ("ratio", [1, None, 1])):
+        assert [told.get((position, name)) for position in (1, 2, 3)] == want
+    for name, masks in (("loss_mask", [1, 0, 1]), ("response_mask", [1, 0, 1]), ("reward", [0, 0, 0])):
+        assert [told.get((position, name)) for position in (1, 2, 3)] == masks

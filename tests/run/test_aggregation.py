@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 
 from flowledger.config.algorithm import AGGREGATIONS
-from flowledger.run.algorithms.aggregation import AGGREGATION_WEIGHTS, Totals, aggregate_tokens, totals_of
+from flowledger.run.algorithms.aggregation import REDUCTIONS, Totals, aggregate_tokens, totals_of
 
 GOLDEN = np.load(Path(__file__).parents[1] / "data" / "verl_golden.npz")
 CASES = ("base_f32", "multiturn_f32", "fullymasked_f32")
@@ -48,15 +48,15 @@ def test_by_hand() -> None:
         "token-mean": 10 / 4, "token-sum": 10.0, "seq-mean-token-sum": 10 / 2, "seq-mean-token-sum-norm": 10 / 2 / 5,
         "seq-mean-token-mean": (4 / 1 + 6 / 3) / 2, "row-mean": (4 / 1 + 6 / 3) / 3,
     }  # fmt: skip
-    assert set(by_hand) == set(AGGREGATION_WEIGHTS) == {*AGGREGATIONS, "row-mean"}
+    assert set(by_hand) == set(REDUCTIONS) == {*AGGREGATIONS, "row-mean"}
     for mode, want in by_hand.items():
         made = aggregate_tokens(loss_mat, mask=mask, mode=mode, totals=totals)
         assert float(made.loss) == pytest.approx(want)
         assert float(made.share.sum()) == pytest.approx(want)
-        torch.testing.assert_close(AGGREGATION_WEIGHTS[mode](mask, totals), made.weight)
+        torch.testing.assert_close(REDUCTIONS[mode].weight(mask, totals), made.weight)
 
 
-@pytest.mark.parametrize("mode", AGGREGATION_WEIGHTS)
+@pytest.mark.parametrize("mode", REDUCTIONS)
 def test_what_is_masked_reaches_neither_loss_nor_gradient(mode: str) -> None:
     mask = torch.tensor([[1.0, 0.0], [0.0, 0.0]])
     loss_mat = torch.tensor([[2.0, torch.nan], [torch.inf, -torch.inf]], requires_grad=True)
@@ -67,7 +67,7 @@ def test_what_is_masked_reaches_neither_loss_nor_gradient(mode: str) -> None:
     assert loss_mat.grad.tolist() == made.weight.tolist()
 
 
-@pytest.mark.parametrize("mode", AGGREGATION_WEIGHTS)
+@pytest.mark.parametrize("mode", REDUCTIONS)
 def test_a_batch_without_a_token_has_the_loss_0(mode: str) -> None:
     mask = torch.zeros(2, 3)
     loss_mat = torch.full((2, 3), torch.nan, requires_grad=True)
@@ -78,7 +78,7 @@ def test_a_batch_without_a_token_has_the_loss_0(mode: str) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 2**32 - 1), cut=st.integers(1, 5), mode=st.sampled_from(list(AGGREGATION_WEIGHTS)))
+@given(seed=st.integers(0, 2**32 - 1), cut=st.integers(1, 5), mode=st.sampled_from(list(REDUCTIONS)))
 def test_micro_batches_with_the_totals_of_all_add_up_to_the_whole(seed: int, cut: int, mode: str) -> None:
     draw = torch.Generator().manual_seed(seed)
     mask = torch.rand(6, 4, generator=draw) < 0.6

@@ -70,7 +70,7 @@ def training(**more: Tensor) -> dict[str, Tensor]:
 
 def split(*micro_batches: tuple[int, ...]) -> Batches:
     samples = tuple(sorted(sample for part in micro_batches for sample in part))
-    return Batches(mini_batches=(MiniBatch(samples=samples, micro_batches=micro_batches),))
+    return Batches(mini_batches=(MiniBatch(samples=samples, micro_batches=micro_batches, sequences=len(samples)),))
 
 
 WHOLE = split(tuple(range(6)))
@@ -290,8 +290,9 @@ def test_a_model_that_cannot_be_a_critic_is_refused(policy: models.Policy, tmp_p
         vocab_size=264, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, num_labels=1
     )
     transformers.BertForTokenClassification(bert).save_pretrained(tmp_path / "bert")
+    (tmp_path / "file").write_text("no model")
     said = {
-        "/nowhere": "is not there", str(few): "knows 100 tokens and the policy 264", str(two): "cannot be read",
+        "/nowhere": "is not there; give start, tiny or a directory", str(tmp_path / "file"): "is a file; give start,", str(few): "knows 100 tokens and the policy 264", str(two): "cannot be read",
         str(tmp_path / "bert"): "depend on later tokens",
     }  # fmt: skip
     for path, why in said.items():

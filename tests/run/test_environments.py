@@ -1,8 +1,10 @@
 """Environments: what a function is given and may answer, how its text becomes tokens, and that no loss ever sees them."""
 
 import json
+import re
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ SOURCE = """
 def wants_more(messages, question): return None
 def positional(messages, /): return None
 def anything(**known): return ",".join(sorted(known))
+async def later(messages): return None
 """
 
 
@@ -105,15 +108,42 @@ def fails(**_: Any) -> str:
 @pytest.mark.parametrize(
     ("function", "says"),
     [
-        (fails, r"raised ValueError: no good for sample 41 after turn 1"),
-        (lambda **_: sys.exit(3), r"raised SystemExit: 3 for sample 41"),
-        (lambda **_: 3, r"returned a int for sample 41; it must return a text, a message .* or None"),
-        (lambda **_: {"role": "tool"}, r"returned a dict for sample 41"),
+        (fails, r"raised ValueError: no good after turn 2"),
+        (lambda **_: sys.exit(3), r"raised SystemExit: 3 after turn 2"),
+        (lambda **_: 3, r"returned a int \(it must return a text, a message .* or None.* after turn 2"),
+        (lambda **_: {"role": "tool"}, r"returned a dict .* after turn 2"),
+        (lambda **_: "half a pair \udc80", r"returned what is no text \(UnicodeEncodeError: .* after turn 2"),
+        (lambda **_: {"role": "\ud83d", "content": "x"}, r"returned what is no text .* after turn 2"),
     ],
 )
-def test_a_function_that_fails_is_named_with_its_sample(function: Callable[..., Any], says: str) -> None:
-    with pytest.raises(BadInput, match=rf"^rollout\.environment = 'mine' {says}"):
-        chats(function, *KEYWORDS).answer(1, [1])
+def test_a_function_that_fails_ends_its_response_and_says_why(function: Callable[..., Any], says: str) -> None:
+    """The second turn of sample index 1; index 2 is answered before and after."""
+    good = iter([True, False])
+    talk = chats(
+        lambda **known: function() if known["sample_id"] == 41 and not next(good) else "go on", *KEYWORDS,
+        template=TEMPLATE,
+    )  # fmt: skip
+    assert talk.answer(1, [1]) and talk.answer(2, [1])
+    assert not talk.errors
+    assert talk.answer(1, [1]) is None
+    assert talk.answer(2, [1])
+    assert list(talk.errors) == [1]
+    assert re.match(rf"rollout\.environment = 'mine' {says}", talk.errors[1])
+
+
+def test_a_message_that_the_function_fills_anew_changes_nothing_that_was_said() -> None:
+    said = {"role": "user", "content": ""}
+    seen: list[list[str]] = []
+
+    def counted(messages: list[dict[str, Any]]) -> dict[str, str]:
+        seen.append([message["content"] for message in messages])
+        said["content"] = str(len(seen))
+        return said
+
+    talk = chats(counted, "messages")
+    for turn in (b"a", b"b", b"c"):
+        talk.answer(0, list(turn))
+    assert seen[2] == ["p0", "a", "1", "b", "2", "c"]
 
 
 def test_a_template_that_refuses_the_answer_says_what_to_do() -> None:
@@ -125,12 +155,30 @@ def test_a_template_that_refuses_the_answer_says_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{{ messages[-1].content }}", r"leaves out a turn of the policy once it is answered"),
+        (
+            "{% for m in messages if m.role != 'tool' %}{{ m.content }};{% endfor %}",
+            r"leaves out what a message of role 'tool' says",
+        ),
+    ],
+)
+def test_a_template_that_would_lose_the_answer_is_refused(template: str, says: str) -> None:
+    talk = chats(lambda: {"role": "tool", "content": "42"}, template=template)
+    with pytest.raises(BadInput, match=rf"^rollout\.environment = 'mine': the chat template {says}.*chat_template"):
+        talk.answer(0, [1])
+    assert chats(lambda: {"role": "tool", "content": ""}, template=TEMPLATE).answer(0, [1])
+
+
+@pytest.mark.parametrize(
     ("name", "turns", "says"),
     [
         (None, 3, r"rollout\.max_turns = 3 with rollout\.environment = None: name one, or set it to 1"),
         ("anything", 1, r"rollout\.max_turns = 1 with .*: set it to 2 or more"),
         ("wants_more", 2, r"cannot be called with messages, prompt, answer, sample_id, extra by name: .*question"),
         ("positional", 2, r"cannot be called with .*messages'"),
+        ("later", 2, r"later' is an async function; give one that returns its answer"),
         ("anythin", 2, r"has no function anythin.*did you mean anything"),
     ],
 )
@@ -237,6 +285,39 @@ def test_masks_positions_and_rewards_of_a_conversation_agree(tmp_path: Path, mon
     assert report.metrics["environment_tokens"] == pytest.approx(len(answers) / int(written.sum()))
 
 
+def test_a_tool_that_fails_once_costs_one_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rolled = caught(monkeypatch, "rollout", lambda arguments: None)
+    kept = caught(monkeypatch, "filter", lambda arguments: None)
+    made = talking(tmp_path)
+    calls: list[int] = []
+
+    def flaky(sample_id: int) -> str:
+        calls.append(sample_id)
+        if len(calls) == 3:
+            raise ConnectionError("the tool is down")
+        return "ab"
+
+    with loop.prepared(made) as world:
+        assert world.environment is not None
+        loop.rl_step(step=0, world=replace(world, environment=replace(world.environment, function=flaky)))
+    reasons, errors = kept[0].dropped_reason, rolled[0].environment_errors
+    assert [sample for sample, reason in enumerate(reasons) if reason == "environment_error"] == [calls[2]]
+    assert errors[calls[2]].endswith("raised ConnectionError: the tool is down after turn 1")
+    assert int(kept[0].loss_mask[calls[2]].sum()) == 0 < int(rolled[0].response_mask[calls[2]].sum())
+    assert sum(reason is None for reason in reasons) == sum(error is None for error in errors) == 5
+
+
+def test_an_environment_that_always_fails_ends_the_run_and_is_quoted(tmp_path: Path) -> None:
+    made = talking(tmp_path)
+    (tmp_path / "mine.py").write_text("def answer(): raise ConnectionError('the tool is down')\n")
+    stops = {**made.rollout.model_dump(), "stop_token_ids": tuple(range(256))}
+    with (
+        pytest.raises(BadInput, match=r"\(environment_error 6\).*; sample 0: .*the tool is down after turn 1; mend"),
+        loop.prepared(config(rollout=stops)) as world,
+    ):
+        loop.rl_step(step=0, world=world)
+
+
 def _speakers(written: torch.Tensor, sampled: torch.Tensor) -> list[int]:
     """The sample of each answer, in reading order."""
     inside = (written & ~sampled).long()
@@ -278,7 +359,7 @@ def test_the_example_runs_and_the_passport_shows_what_the_calculator_said(
         broken = [finding.message for finding in laws.check(ledger) if finding.verdict == "fail"]
     assert {row["text"] for row in said} <= set("0123456789?\n\u010a")
     assert said
-    assert {(row["response_mask"], row["loss_mask"], row["rollout_log_prob"]) for row in said} == {(0, 0, 0.0)}
+    assert {(row["response_mask"], row["loss_mask"], row["rollout_log_prob"]) for row in said} == {(0, 0, None)}
     assert all(row["n"] == row["due"] for row in lengths)
     shown = json.loads(call("sample", str(run), said[0]["sample_id"], "--json"))
     token = next(row for row in shown["tokens"] if row["position"] == said[0]["position"])

@@ -5,7 +5,7 @@ import torch
 
 from flowledger.config.schema import Model, Tiny
 from flowledger.flow.errors import BadInput
-from flowledger.run import forward, models
+from flowledger.run import forward, models, segments
 
 TINY = Model(tiny=Tiny(hidden_size=32, layers=2, heads=4, kv_heads=2, ffn_size=48))
 
@@ -86,7 +86,8 @@ def test_chunks_keep_no_logits_of_the_whole_batch_for_backward(policy) -> None:
 
 def test_a_window_narrower_than_a_segment_masks_what_lies_outside() -> None:
     q = torch.randn(1, 2, 6, 4)
-    windowed, _ = forward.segment_attention(torch.nn.Identity(), q, q, q, None, segment_lengths=(6,), sliding_window=2)
+    alone = segments.segments_of([0], [2], [4])
+    windowed, _ = segments.segment_attention(torch.nn.Identity(), q, q, q, None, segments=alone, sliding_window=2)
     scores = (q @ q.transpose(-1, -2)) / 2.0
     at = torch.arange(6)
     allowed = (at[:, None] >= at) & (at[:, None] - at < 2)

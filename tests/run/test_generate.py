@@ -420,6 +420,31 @@ def test_an_answer_without_tokens_lets_the_policy_go_on(llama):
     assert set(reasons(result)) == {"stop"}
 
 
+def test_turns_are_those_in_which_the_policy_spoke_answered_with_tokens_or_none(llama):
+    def answer(index: int, turn: list[int]) -> list[int] | None:
+        return [[], [9, 8], None][index % 3]
+
+    def ends(sample_id: int, response: list[int]) -> bool:
+        return sample_id >= 109 and len(response) >= (3 if sample_id == 110 else 0)
+
+    result = rollout(llama, stop_ids=EVERYTHING, answer=answer, abort=ends, max_turns=3)
+    # The last three: nothing said at all, an answer that nobody took up, nothing said at all.
+    assert result.turns.tolist() == [3, 3, 1] * 3 + [0, 1, 0]
+
+
+def test_an_answer_takes_time_from_its_own_sample_alone(llama):
+    now = [0.0]
+
+    def slow(index: int, turn: list[int]) -> list[int]:
+        now[0] += 2.0 if index < 6 else 0.0
+        return [9, 8]
+
+    talk = {"stop_ids": EVERYTHING, "answer": slow, "max_turns": 3}
+    result = rollout(llama, timeout_s=1.5, clock=lambda: now[0], **talk)
+    assert reasons(result) == ["timeout"] * 6 + ["stop"] * 6
+    assert result.turns.tolist() == [1] * 6 + [3] * 6
+
+
 def test_abort_and_time_limit_cut_a_conversation_and_keep_what_was_said(llama):
     def seen(sample_id: int, response: list[int]) -> bool:
         return sample_id == 104 and len(response) == 3

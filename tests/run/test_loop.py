@@ -103,7 +103,8 @@ def test_update_ratio_is_the_distance_that_the_weights_moved() -> None:
 def test_a_dropped_sample_is_in_no_micro_batch_and_the_rest_still_trains() -> None:
     made = stages.filter(
         response_mask=torch.tensor([[1, 1], [1, 0], [0, 0], [1, 1]]), finish_reason=torch.tensor([0, 2, 3, 1]),
-        failed=(None, None, None, "reward_timeout"), errors=(None,) * 4, sample_id=torch.arange(4),
+        environment_errors=(None,) * 4,
+        failed=(None, None, None, "reward_timeout"), errors=(None,) * 4, no_baseline=(), sample_id=torch.arange(4),
     )  # fmt: skip
     assert made.dropped_reason == (None, "abort", "timeout", "reward_timeout")
     assert made.loss_mask.tolist() == [[1, 1], [0, 0], [0, 0], [0, 0]]

@@ -21,11 +21,12 @@ def test_lengths_count_the_environment_and_the_mask_ratio_does_not() -> None:
         Rollouts(
             response_ids=ids[:, 2:], response_mask=sampled, full_sequence=ids,
             attention_mask=torch.cat([prompt, written], 1), position_ids=ids, rollout_log_prob=nothing[:, 2:],
-            finish_reason=torch.tensor([0, 1, 0, 2]), generation_metadata=ids[:, :2],
+            finish_reason=torch.tensor([0, 1, 0, 2]), turns=torch.tensor([2, 3, 2, 0]), environment_errors=(None,) * 4,
+            generation_metadata=ids[:, :2],
         ),
     )  # fmt: skip
     assert (made["response_length/mean"], made["response_length/min"], made["response_length/max"]) == (14 / 4, 0, 6)
-    assert made["turns/mean"] == (2 + 3 + 1 + 0) / 4
+    assert made["turns/mean"] == (2 + 3 + 2 + 0) / 4  # the third met an answer without tokens, which no mask shows
     assert abs(made["environment_tokens"] - (2 + 2) / 14) < 1e-6
     assert made["total_tokens"] == 14 + 6
     assert abs(made["mask_ratio"] - 10 / 24) < 1e-6

@@ -1,4 +1,5 @@
 import socket
+import warnings
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,9 @@ def test_a_name_that_is_no_path_is_refused_without_asking_the_network(no_network
 def test_a_folder_without_a_model_and_a_file_that_is_no_gguf_are_each_one_line(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"has no config\.json"):
         models.load_policy(Model(path=str(tmp_path)), seed=0)
+    (tmp_path / "notes.txt").write_text("no model")
+    with pytest.raises(BadInput, match=r"notes\.txt' is a file; give tiny, smollm2-135m, a directory"):
+        models.load_policy(Model(path=str(tmp_path / "notes.txt")), seed=0)
     broken = tmp_path / "x.gguf"
     broken.write_bytes(b"not a model")
     with pytest.raises(BadInput, match=r"x\.gguf cannot be read as GGUF") as caught:
@@ -147,7 +151,9 @@ def test_the_reference_stays_while_the_policy_moves() -> None:
 
 
 def test_lora_trains_adapters_only_and_names_the_layers_there_are_when_a_target_is_wrong() -> None:
-    loaded = models.load_policy(Model(lora=Lora(rank=2)), seed=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # those of the libraries are nothing that a user could act on
+        loaded = models.load_policy(Model(lora=Lora(rank=2)), seed=0)
     assert {"lora" in name for name, p in loaded.model.named_parameters() if p.requires_grad} == {True}
     with pytest.raises(BadInput, match=r"target_modules = \['nope'\].*this model has .*q_proj"):
         models.load_policy(Model(lora=Lora(target_modules=("nope",))), seed=0)

@@ -45,6 +45,7 @@ class Speechless(Exception):
 def speechless(response): raise Speechless
 def surrogate(response): raise ValueError("\\ud800")
 def extra(extra): return 1.0
+def wants(response, index, **more): return 1.0
 """
 
 
@@ -182,6 +183,35 @@ def test_what_no_float_or_frame_can_hold_marks_the_sample(scored: Any, name: str
     assert scores.errors == (f"{name}: {says}",)
 
 
+@pytest.mark.parametrize(
+    ("response", "weight", "fails"),
+    [("x" * 9, 1e5, False), ("x" * 11, 1e5, True), ("x" * 11, -1e5, True), ("huge", 1e-6, True), ("x", 0.0, False)],
+)
+def test_a_reward_is_bounded_with_its_weight_too(tmp_path: Path, response: str, weight: float, fails: bool) -> None:
+    """Beyond 1e15 the squares of rewards leave float32, and advantages would be 0 without a word."""
+    (tmp_path / "mine.py").write_text("def size(response): return 2e15 if response == 'huge' else 1e9 * len(response)")
+    path = f"{tmp_path / 'mine.py'}:size"
+    parts = (
+        Component(name="size", kind="function", path=path, weight=weight),
+        Component(name="fine", kind="function", path=path),
+    )
+    with Scorer(Reward(components=parts), DATA, seed=0) as scorer:
+        scores = score(scorer, ["abc", response])
+    assert scores.failed == (None, "reward_error" if fails else None)
+    if fails:
+        assert scores.errors[1].startswith("size: ") and "within ±1e+15" in scores.errors[1]
+        assert scores.reward.tolist()[1] == 0.0
+
+
+def test_a_token_reward_is_bounded_by_its_sum_over_the_response(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def each(response_ids): return [3e14] * len(response_ids)")
+    parts = (Component(name="each", kind="function", path=f"{tmp_path / 'mine.py'}:each"),)
+    with Scorer(Reward(components=parts), DATA, seed=0) as scorer:
+        scores = score(scorer, ["abc", "abcd"])
+    assert scores.failed == (None, "reward_error")
+    assert scores.errors[1].startswith("each: a reward of 1.2e+15 and its weight 1: ")
+
+
 def endless() -> list[Any]:
     circle: list[Any] = []
     circle.append(circle)
@@ -214,6 +244,7 @@ def test_rules_run_elsewhere_and_without_torch(scored: Any) -> None:
         ("nowhere.py:f", r"there is no file nowhere\.py"),
         ("{file_that_exits}:f", r"raised SystemExit: 3"),
         ("builtins:max", r"what it can be called with is not known.*wrap it in a def"),
+        ("{file}:wants", r"cannot be called with prompt, response, answer.*extra_info by name: it asks for 'index'"),
         ("nowhere", r"is no import path; write module:name"),
         ("{file}:lenght", r"has no function lenght; did you mean length\?"),
     ],

@@ -1,6 +1,6 @@
 """Slots against a plain simulation: who runs where, and which tokens each slot holds."""
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowledger.run.scheduler import Scheduler, Turnover
@@ -23,6 +23,7 @@ def follow(turnover: Turnover, holds: dict[int, tuple[int, int | None]], samples
         holds[row] = (prompt, sample)
 
 
+@settings(deadline=None)
 @given(
     prompts=st.integers(1, 5),
     group_size=st.integers(1, 5),

@@ -6,7 +6,7 @@ import torch
 from flowledger.config.algorithm import AGGREGATIONS, Algorithm
 from flowledger.config.schema import Model, Tiny
 from flowledger.flow.errors import BadInput
-from flowledger.run import forward, loss, models, update
+from flowledger.run import finite, forward, loss, models, update
 from flowledger.run.algorithms.aggregation import Totals
 from flowledger.run.batching import MiniBatch
 from tests.run.worlds import config
@@ -55,7 +55,7 @@ def gradient(
     update.mini_batch(
         model=policy.model, optimizer=Still(policy.model.parameters(), lr=0.0), config=settings.model_copy(
             update={"actor": settings.actor.model_copy(update={"grad_clip": 1e9})}
-        ), batch=MiniBatch(samples=tuple(range(6)), micro_batches=micro_batches), columns=columns(policy.sizes["V"]),
+        ), batch=MiniBatch(samples=tuple(range(6)), micro_batches=micro_batches, sequences=6), columns=columns(policy.sizes["V"]),
         sums=update.Sums(), kl_coef=0.1,
     )  # fmt: skip
     return found
@@ -85,7 +85,7 @@ def test_the_first_tensor_that_is_not_finite_is_named_with_its_sample(policy, na
         update.mini_batch(
             model=policy.model, optimizer=torch.optim.SGD(policy.model.parameters(), lr=0.0),
             config=config(ref={"path": "start"}, algorithm={"kl_coef": 0.1}),
-            batch=MiniBatch(samples=tuple(range(6)), micro_batches=((0, 1, 2, 3, 4, 5),)), columns=tensors, sums=update.Sums(),
+            batch=MiniBatch(samples=tuple(range(6)), micro_batches=((0, 1, 2, 3, 4, 5),), sequences=6), columns=tensors, sums=update.Sums(),
             kl_coef=0.1,
         )  # fmt: skip
     policy.model.zero_grad()
@@ -114,3 +114,59 @@ def test_a_log_prob_of_the_update_itself_that_is_not_finite_is_named_too(policy)
             new_log_prob=new.requires_grad_(), entropy=torch.zeros(6, 6), old_log_prob=tensors["old_log_prob"],
             ref_log_prob=None, advantages=tensors["advantages"], loss_mask=tensors["loss_mask"],
         )  # fmt: skip
+
+
+def chain(*scales: float) -> torch.nn.Sequential:
+    """Layers of one weight each, y = w_n ... w_1 x; gradients are products that can be had by hand."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(1, 1, bias=False) for _ in scales))
+    for layer, scale in zip(model, scales, strict=True):
+        layer.weight.data.fill_(scale)
+    return model
+
+
+def test_a_gradient_that_is_not_finite_is_named_where_backward_met_it_first_and_nothing_moves() -> None:
+    """A NaN comes in behind layer 1: layer 2 has a good gradient, 1 and 0 have none, and clipping must not spread it."""
+    model = chain(1.0, 1.0, 1.0)
+    model[1].register_full_backward_hook(lambda *_: (torch.full((1, 1), float("nan")),))
+    model[1].weight.register_hook(lambda grad: grad * float("nan"))
+    model(torch.ones(1, 1)).sum().backward()
+    with pytest.raises(finite.NotFinite, match=r"gradients of 2 parameters are not finite; .* first in 1 \(weight\)"):
+        update.optimizer_step(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), grad_clip=1.0)
+    assert [layer.weight.item() for layer in model] == [1.0, 1.0, 1.0]
+    assert model[2].weight.grad.item() == 1.0
+
+
+def test_a_norm_that_overflows_although_every_gradient_is_finite_is_called_that() -> None:
+    model = chain(1.0, 1e30)
+    model(torch.ones(1, 1)).sum().backward()  # 1e30 at layer 0: its square is beyond float32
+    with pytest.raises(finite.NotFinite, match=r"norm overflows float32; the largest is 1e\+30 in 0\.weight"):
+        update.optimizer_step(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), grad_clip=1.0)
+
+
+def test_clipping_is_that_of_torch() -> None:
+    mine, theirs = chain(2.0, 3.0), chain(2.0, 3.0)
+    for model in (mine, theirs):
+        model(torch.ones(1, 1)).sum().backward()
+    norm = update.optimizer_step(model=mine, optimizer=torch.optim.SGD(mine.parameters(), lr=1.0), grad_clip=0.5)
+    assert float(norm) == pytest.approx(13**0.5)
+    torch.nn.utils.clip_grad_norm_(theirs.parameters(), 0.5)
+    for one, other in zip(mine.parameters(), theirs.parameters(), strict=True):
+        assert one.item() == (other - other.grad).item()
+
+
+def test_weights_that_are_not_finite_are_named_before_what_comes_of_them() -> None:
+    model = chain(1.0, float("nan"), float("nan"))
+    way = r"critic, mini-batch of samples 8 to 11: the weights are not finite .* 2 are not, the first is 1\.weight"
+    with (
+        pytest.raises(BadInput, match=rf"{way} \(then the loss is nan\); lower critic\.lr or check the rewards"),
+        finite.traced(who="critic", rate="critic.lr", model=model, sample_id=torch.arange(8, 12)),
+    ):
+        raise finite.NotFinite("the loss is nan")
+
+
+def test_what_is_no_number_is_left_as_it_is() -> None:
+    with (
+        pytest.raises(BadInput, match=r"^another$"),
+        finite.traced(who="policy", rate="optim.lr", model=chain(float("nan")), sample_id=torch.arange(2)),
+    ):
+        raise BadInput("another")

@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from rich.cells import cell_len
 
 from flowledger.flow.dims import SYMBOLS
 from flowledger.flow.errors import BadInput
@@ -63,11 +64,11 @@ def test_an_instance_of_a_metric_pattern_is_explained():
 def test_an_algorithm_shows_every_fact_of_its_row(row):
     asked = f"{row.what}:{row.name}"
     for lang, facts in (
-        ("en", (row.purpose, row.to_tokens, row.bug)),
-        ("zh", (row.purpose_zh, row.to_tokens_zh, row.bug_zh)),
+        ("en", (row.formula, row.purpose, row.to_tokens, row.bug)),
+        ("zh", (row.formula_zh or row.formula, row.purpose_zh, row.to_tokens_zh, row.bug_zh)),
     ):
         text = explain(asked, lang)
-        for fact in (row.formula, row.source, *facts, *row.inputs, *row.settings, *row.aliases):
+        for fact in (row.source, *facts, *row.inputs, *row.settings, *row.aliases):
             assert fact in text
         assert ((row.surprise if lang == "en" else row.surprise_zh) or "") in text
     rows = explain_rows(asked)
@@ -108,6 +109,20 @@ def test_an_alias_of_an_algorithm_leads_to_it():
     assert explain("kl_form:kl").startswith("k1  (= kl)")
 
 
+@pytest.mark.parametrize(
+    ("asked", "heading"),
+    [
+        ("PPO", "gae  (= ppo)  [advantage]"),
+        ("Dr-GRPO", "dr_grpo  [advantage]"),
+        ("loss-share", "loss_share  [column]"),
+        ("clipped", "clipped  [column]"),
+        ("weight", "rollout_is_weights  (= weight)  [tensor]"),
+    ],
+)
+def test_a_name_need_not_be_spelt_exactly_and_may_be_that_of_a_column(asked: str, heading: str) -> None:
+    assert explain(asked).splitlines()[0] == heading
+
+
 def test_a_tensor_names_the_algorithms_that_may_fill_it():
     assert explain_rows("advantage")["what"] == "tensor"
     assert explain_rows("advantages")["algorithms"] == {"algorithm.advantage": list(names("advantage"))}
@@ -135,3 +150,10 @@ def test_an_unknown_word_is_refused_with_the_nearest(word, near):
 def test_a_word_asked_for_under_the_wrong_heading_is_refused():
     with pytest.raises(BadInput):
         explain_rows("stage:logits")
+
+
+@pytest.mark.parametrize("lang", ["en", "zh"])
+def test_values_stand_in_one_column_of_the_terminal(lang):
+    for line in explain("gae", lang).splitlines()[1:]:
+        assert cell_len(re.match(r"  (\S+( \S+)*)? +", line)[0]) == 18, line
+    assert f"critic{'：' if lang == 'zh' else ': '}" in explain("gae", lang)

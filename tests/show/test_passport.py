@@ -6,10 +6,12 @@ import pytest
 from rich.console import Console
 
 from flowledger.flow.errors import BadInput
+from flowledger.flow.stages import stages
+from flowledger.flow.tensors import tensors
 from flowledger.ledger.directory import create
 from flowledger.ledger.manifest import Manifest
 from flowledger.ledger.reader import Ledger
-from flowledger.show.passport import draw, passport
+from flowledger.show.passport import HOPS, STRIP, draw, passport
 from tests.ledger.synthetic import STAGE_MS, synthetic_run
 
 
@@ -31,6 +33,17 @@ def test_a_sample_is_followed_through_every_stage_in_order(ledger: Ledger) -> No
     assert [hop["phase"] for hop in hops if hop["phase"]] == ["forward", "loss", "backward"]
     at = [hop["at_ms"] for hop in hops if hop["phase"] is None]
     assert at == [sum(list(STAGE_MS.values())[:n]) for n in range(len(STAGE_MS))]
+
+
+def test_every_stage_of_a_sample_is_a_hop_in_its_place() -> None:
+    of_samples = [name for name in stages() if name not in ("checkpoint", "validate")]
+    assert [stage for stage, phase in HOPS if phase is None] == of_samples
+
+
+def test_every_number_that_is_written_per_token_is_in_the_strip() -> None:
+    """What is left has columns of its own: the token, its text, and the masks."""
+    columns = {row.token_column for row in tensors().values() if row.token_column}
+    assert columns - {name for name, _ in STRIP} == {"token_id", "attention_mask", "response_mask", "loss_mask"}
 
 
 def test_forward_loss_and_backward_are_those_of_its_own_micro_batch(ledger: Ledger) -> None:

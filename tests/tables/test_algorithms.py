@@ -13,9 +13,10 @@ from flowledger.config.schema import RunConfig
 from flowledger.flow.errors import BadInput
 from flowledger.flow.tensors import tensors
 from flowledger.run.algorithms.advantages import ADVANTAGES
-from flowledger.run.algorithms.aggregation import AGGREGATION_WEIGHTS, totals_of
+from flowledger.run.algorithms.aggregation import REDUCTIONS, totals_of
 from flowledger.run.algorithms.kl import KL_FORMS
 from flowledger.run.algorithms.policy_losses import POLICY_LOSSES
+from flowledger.tables import algorithms as algorithm_tables
 from flowledger.tables.algorithms import GRAINS, NEEDS, WHATS, Method, algorithms, find, method, names, needs_of
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -98,6 +99,23 @@ def test_a_row_is_complete_in_both_languages(row: Method) -> None:
         assert len(english) > 8 and not CHINESE.search(english)
         assert english.endswith(".")
         assert CHINESE.search(chinese)
+    said = set(re.findall(r"[a-z]+", row.formula_zh or row.formula))  # names such as `mean` and `clip` are in both
+    assert not said & {
+        "the",
+        "over",
+        "and",
+        "of",
+        "where",
+        "keep",
+        "with",
+        "all",
+        "stays",
+        "as",
+        "at",
+        "for",
+        "in",
+        "is",
+    }
     assert (row.surprise is None) == (row.surprise_zh is None)
     assert row.formula and "\n" not in row.formula
     assert re.search(r"arXiv \d{4}\.\d{4,5}\b|verl|PMLR|blog|notion\.site|\b19\d\d\b", row.source)
@@ -142,6 +160,9 @@ def test_a_name_may_be_an_estimator_and_a_loss() -> None:
     assert [row.what for row in find("gpg")] == ["advantage", "policy_loss"]
     assert [row.name for row in find("low_var_kl")] == ["k3"]
     assert [row.name for row in find("mse+")] == ["k2+"]
+    assert [row.name for row in find("dapo")] == ["vanilla"]
+    assert [row.name for row in find("icepop")] == ["token"]
+    assert [(row.what, row.name) for row in find("ppo")] == [("advantage", "gae"), ("policy_loss", "vanilla")]
     assert find("nothing") == ()
 
 
@@ -151,6 +172,12 @@ def test_a_name_may_be_an_estimator_and_a_loss() -> None:
 def test_an_unknown_name_is_refused_with_the_nearest_of_its_sort(what: str, word: str, near: str) -> None:
     with pytest.raises(BadInput, match=f"no .*{word}.*{near}"):
         method(what, word)
+
+
+def test_a_row_that_lacks_a_column_or_has_a_strange_one_is_refused_by_name() -> None:
+    raw = {"what": "advantage", "name": "best_of_group", "formula": "A = 1", "grain": "sample", "surprize": "none"}
+    with pytest.raises(BadInput, match=r"the row 'best_of_group' lacks source, .*bug_zh and .*'surprize'.*surprise"):
+        algorithm_tables._row(raw)
 
 
 def test_an_estimator_is_no_loss() -> None:
@@ -167,7 +194,7 @@ def test_the_aggregation_worked_by_hand_on_the_page_is_what_the_loop_computes(pa
     found = re.findall(r"^\| `([\w-]+)` \| ([\d/]+) \| ([\d/]+) \| (?:.* = )?([\d.]+) \|$", text, re.MULTILINE)
     assert [name for name, *_ in found] == list(AGGREGATIONS)
     for name, first, second, loss in found:
-        weight = AGGREGATION_WEIGHTS[name](mask, totals_of(mask, horizon=4))
+        weight = REDUCTIONS[name].weight(mask, totals_of(mask, horizon=4))
         assert weight[0, 0].item() == pytest.approx(_fraction(first))
         assert weight[1, 0].item() == pytest.approx(_fraction(second))
         assert (weight * losses).sum().item() == pytest.approx(float(loss), abs=5e-4)

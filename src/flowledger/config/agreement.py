@@ -34,6 +34,7 @@ def batches_fit(config: "RunConfig") -> None:
     samples = config.actor.micro_batch.samples
     if (
         samples is not None
+        and "micro_batch" in config.actor.model_fields_set  # the default takes what there is
         and not config.actor.micro_batch.dynamic
         and samples > mini * config.rollout.samples_per_prompt
     ):

@@ -6,6 +6,7 @@ from pydantic import Field, field_validator, model_validator
 
 from flowledger.config.bounds import COUNT, WEIGHT
 from flowledger.config.section import Section
+from flowledger.flow.errors import nearest
 
 AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
 Aggregation = Literal["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
@@ -28,7 +29,7 @@ class Rejection(Section):
     @classmethod
     def _is_known(cls, kind: str) -> str:
         if kind not in REJECTIONS:
-            raise ValueError(f"{kind!r} is not one of {', '.join(REJECTIONS)}")
+            raise ValueError(f"{kind!r} is not one of {', '.join(REJECTIONS)}{nearest(kind, REJECTIONS)}")
         return kind
 
     @model_validator(mode="after")
@@ -93,10 +94,18 @@ class Algorithm(Section):
         None, ge=1, le=COUNT
     )  # divisor of seq-mean-token-sum-norm; null: max_response_tokens
     kl_coef: float = Field(0.0, ge=0, le=WEIGHT)
-    kl_form: str = "k3"
+    kl_form: str | None = None  # null: k1 in the reward, k3 in the loss (verl's defaults)
     kl_in: Literal["loss", "reward"] = "loss"
     kl_control: Literal["fixed", "adaptive"] = "fixed"  # adaptive: kl_coef moves so that the KL comes to kl_target
     kl_target: float = Field(0.1, gt=0, le=WEIGHT)  # nats per token
     kl_horizon: int = Field(10_000, ge=1, le=COUNT)  # samples over which the coefficient adapts
     entropy_coef: float = Field(0.0, ge=-WEIGHT, le=WEIGHT)
     rollout_correction: RolloutCorrection = RolloutCorrection()
+
+    @property
+    def kl_estimator(self) -> str:
+        """The form of the KL to the reference: `kl_form`, or where it is null that which suits its place.
+
+        k1 is unbiased and needs no gradient in the reward; in the loss its gradient says nothing of the KL, k3 is used.
+        """
+        return self.kl_form or ("k1" if self.kl_in == "reward" else "k3")

@@ -11,6 +11,7 @@ from flowledger.config.schema import RunConfig
 from flowledger.config.section import Section
 from flowledger.config.shown import shown
 from flowledger.flow.errors import nearest
+from flowledger.tables.algorithms import meant
 
 Location = Sequence[int | str]
 
@@ -55,7 +56,8 @@ def _rule(fault: ErrorDetails) -> str:
     context = fault.get("ctx", {})
     if fault["type"] == "literal_error":
         allowed = re.findall(r"'([^']*)'", str(context.get("expected", "")))
-        return rule + nearest(str(fault["input"]), allowed)
+        use = meant(".".join(map(str, fault["loc"])), str(fault["input"]))
+        return rule + (f"; use {use}" if use in allowed else nearest(str(fault["input"]), allowed))
     bound = context.get("ge", context.get("le"))
     return rule if bound is None else f"{rule}; use {bound}"
 

@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING
 
 from flowledger.config import passes
 from flowledger.flow.errors import nearest
-from flowledger.tables.algorithms import algorithms, names, needs_of
+from flowledger.tables.algorithms import algorithms, meant, names, needs_of
 
 if TYPE_CHECKING:
     from flowledger.config.schema import RunConfig
 
+BY_COMPONENT = "gdpo"  # normalises each component of the reward by itself
 PAIRS = "grpo_passk"  # the best sample of a group against the second best: one alone defines nothing
 START = "`critic: {path: start}`"
 
@@ -17,10 +18,13 @@ START = "`critic: {path: start}`"
 def names_are_known(config: "RunConfig") -> None:
     for key, what in (("advantage", "advantage"), ("policy_loss", "policy_loss"), ("kl_form", "kl_form")):
         value, known = getattr(config.algorithm, key), names(what)
-        other = {alias: row.name for row in algorithms().values() if row.what == what for alias in row.aliases}
-        if value in known or (what == "kl_form" and value in other):
+        if value is None:
             continue
-        way = f"; use {other[value]}" if value in other else nearest(value, known)
+        aliases = [alias for row in algorithms().values() if row.what == what for alias in row.aliases]
+        if value in known or (what == "kl_form" and value in aliases):
+            continue
+        use = meant(f"algorithm.{key}", value)
+        way = f"; use {use}" if use else nearest(value, known)
         raise ValueError(f"algorithm.{key} = {value!r} is not one of {', '.join(known)}{way}")
 
 
@@ -100,6 +104,15 @@ def kl_can_adapt(config: "RunConfig") -> None:
         )
 
 
+def kl_reaches_the_advantage(config: "RunConfig") -> None:
+    algorithm = config.algorithm
+    if algorithm.advantage == BY_COMPONENT and algorithm.kl_in == "reward" and config.ref is not None:
+        raise ValueError(
+            f"algorithm.kl_in = 'reward': algorithm.advantage = {BY_COMPONENT!r} reads the reward's components, where the KL "
+            "does not enter; set algorithm.kl_in = loss"
+        )
+
+
 def covariance_bounds_are_in_order(config: "RunConfig") -> None:
     low, high = config.algorithm.clip_cov_low, config.algorithm.clip_cov_high
     if low >= high:
@@ -122,5 +135,6 @@ def turns_have_an_environment(config: "RunConfig") -> None:
 
 RULES: tuple[Callable[["RunConfig"], None], ...] = (
     names_are_known, critic_is_there_where_needed, group_has_a_pair, old_log_probs_come_from_where_they_can,
-    rollout_log_probs_are_there, kl_can_adapt, covariance_bounds_are_in_order, turns_have_an_environment,
+    rollout_log_probs_are_there, kl_can_adapt, kl_reaches_the_advantage, covariance_bounds_are_in_order,
+    turns_have_an_environment,
 )  # fmt: skip

@@ -125,6 +125,7 @@ class Actor(Section):
     mini_batch_samples: int | None = Field(None, ge=1, le=COUNT)  # the same in samples, where a framework counts those
     micro_batch: MicroBatch = MicroBatch(samples=4)
     packed: bool = True  # no padding in forward passes
+    shared_prompts: bool = True  # packed passes hold a prompt once for its neighbouring responses
     log_prob_chunk_tokens: int = Field(1024, ge=0, le=COUNT)  # logits computed at once; 0: all of the micro-batch
     activation_checkpointing: bool = False
     grad_clip: float = Field(1.0, ge=0, le=1e9)  # 0: off

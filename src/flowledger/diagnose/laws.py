@@ -32,6 +32,8 @@ ITEMSIZE = {
     "bool": 1,
 }
 
+TOKENS = "rows of `tokens`: record.level = tokens"  # what a law about tokens lacks where none were recorded
+
 # Noise floors in nats between two computations of the same log-prob, by the dtype that the model computes in.
 NOISE = {"float32": 1e-3, "bfloat16": 0.25}
 
@@ -127,12 +129,14 @@ def tokens_conserved(ledger: Ledger) -> Answer:
     if not samples:
         return Answer(needs=("rows of `samples`: record.level = tensors",))
     complete = _complete_steps(ledger)
-    epochs = int((ledger.directory.manifest.config.get("actor") or {}).get("epochs", 1))
+    config = ledger.directory.manifest.config
+    every = int((config.get("actor") or {}).get("epochs", 1))
+    starts = int((config.get("critic") or {}).get("warmup_steps", 0))  # before, the critic alone learns
     breaches = []
     for sample in samples:
         if sample["step"] not in complete:
             continue
-        times = len(sample["trained"] or ())
+        times, epochs = len(sample["trained"] or ()), every if sample["step"] >= starts else 0
         if sample["dropped_reason"] is None and times != epochs:
             breaches.append(
                 f"sample {sample['sample_id']} of step {sample['step']} was trained {times} times, not {epochs}, and not dropped"
@@ -142,7 +146,7 @@ def tokens_conserved(ledger: Ledger) -> Answer:
                 f"sample {sample['sample_id']} was dropped ({sample['dropped_reason']}) and trained all the same"
             )
     for step in sorted(complete):
-        breaches += _tokens_of_step(ledger, step, [s for s in samples if s["step"] == step], epochs)
+        breaches += _tokens_of_step(ledger, step, [s for s in samples if s["step"] == step], every)
     return Answer(seen=len(samples), breaches=tuple(breaches))
 
 
@@ -166,7 +170,7 @@ def masks_nest(ledger: Ledger) -> Answer:
     """Law 3, token by token where tokens were recorded."""
     tokens = ledger.rows("SELECT count(*) AS n FROM tokens_merged")[0]["n"]
     if not tokens:
-        return Answer(needs=("rows of `tokens`: record.level = tokens",))
+        return Answer(needs=(TOKENS,))
     wrong = ledger.rows(
         "SELECT t.sample_id, t.position, t.attention_mask, t.response_mask, t.loss_mask, s.prompt_length "
         "FROM tokens_merged t LEFT JOIN samples_merged s ON t.sample_id = s.sample_id AND t.step = s.step "
@@ -240,7 +244,9 @@ def identities(ledger: Ledger) -> Answer:
         "WHERE loss_mask = 1 AND old_log_prob IS NOT NULL"
     )
     if not tokens:
-        return Answer(needs=("rows of `tokens`: record.level = tokens",))
+        recorded = ledger.rows("SELECT count(*) AS n FROM tokens_merged")[0]["n"]
+        lacks = "a token in the loss: none of the recorded groups is" if recorded else TOKENS
+        return Answer(needs=(lacks,))
     config = ledger.directory.manifest.config
     noise = NOISE.get((config.get("model") or {}).get("dtype", "float32"), 0.25)
     sampling = config.get("rollout") or {}

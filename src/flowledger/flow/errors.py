@@ -10,5 +10,11 @@ class BadInput(Exception):  # noqa: N818  (it names what the user gave, not what
 
 def nearest(word: str, known: Iterable[str]) -> str:
     """`; did you mean X?` for the closest known word, or an empty string when nothing is close."""
-    close = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return f"; did you mean {close[0]}?" if close else ""
+    spelt = {folded(one): one for one in reversed(list(known))}
+    close = difflib.get_close_matches(folded(word), spelt, n=1, cutoff=0.5)
+    return f"; did you mean {spelt[close[0]]}?" if close else ""
+
+
+def folded(word: str) -> str:
+    """A word as names are compared where they need not be spelt exactly: without case, `-` as `_`."""
+    return word.casefold().replace("-", "_")

@@ -4,6 +4,8 @@
 FINISH_REASONS = ("stop", "length", "abort", "timeout")
 
 # Why a sample is not trained on.
-DROPPED_REASONS = ("abort", "timeout", "reward_error", "reward_timeout", "empty", "rejected")
+DROPPED_REASONS = (
+    "abort", "timeout", "environment_error", "reward_error", "reward_timeout", "empty", "no_baseline", "rejected",
+)  # fmt: skip
 
 LEVELS = ("off", "steps", "tensors", "tokens")

@@ -172,6 +172,8 @@ class TokenRow(Row, kw_only=True):
     clipped: bool | None = None
     entropy: float | None = None
     loss_share: float | None = None
+    kl: float | None = None
+    weight: float | None = None
 
 
 class FindingRow(Row, kw_only=True):

@@ -296,7 +296,9 @@ SELECT run, source, sample_id, position, min(step) AS step,
     latest(ratio, t_ns, seq) AS ratio,
     latest(clipped, t_ns, seq) AS clipped,
     latest(entropy, t_ns, seq) AS entropy,
-    latest(loss_share, t_ns, seq) AS loss_share
+    latest(loss_share, t_ns, seq) AS loss_share,
+    latest(kl, t_ns, seq) AS kl,
+    latest(weight, t_ns, seq) AS weight
 FROM tokens GROUP BY run, source, sample_id, position
 ORDER BY step, TRY_CAST(sample_id AS BIGINT), sample_id, position;
 

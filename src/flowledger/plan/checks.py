@@ -9,6 +9,7 @@ from flowledger.plan.arithmetic import MissingNameError, evaluate, names_in
 from flowledger.plan.facts import Facts, facts, family, plain
 from flowledger.plan.lengths import Lengths
 from flowledger.plan.nearest import Way, holds, ways
+from flowledger.plan.unread import unread
 from flowledger.tables.models import Architecture
 from flowledger.tables.rules import FIRES_AT, Rule, holds_for, table
 
@@ -27,11 +28,13 @@ def check(
     """A row for each rule that applies, ordered by when it fires, then by severity.
 
     `fail`: the run stops; `warn`: it goes on, unlike what one expects; `pass`; `skipped`: an input is missing, which `needs`
-    names. `fix` has `key`, `from` and `to` of the nearest values; `language` is `en` or `zh`.
+    names; a setting of the loop that nothing reads is a `warn` too. `fix` has `key`, `from` and `to` of the nearest values; `language` is `en` or `zh`.
     """
     names = facts(config, architecture, lengths)
     rules = applicable(config, names)
     rows = [row for rule in rules if (row := _finding(rule, names, rules, language)) is not None]
+    if family(config.framework) == "flowledger":
+        rows += unread(config, rows, language)
     moments = list(FIRES_AT)
     rows.sort(key=lambda row: (moments.index(row.fires_at or "runtime"), ORDER[row.severity], row.verdict))
     return rows

@@ -24,7 +24,8 @@ KNOBS: Mapping[str, str] = {  # where a framework's table names no key of its ow
     "ep": "mesh.ep", "vpp": "mesh.vpp", "mesh_dp": "mesh.dp", "gpus_per_node": "hardware.gpus_per_node",
     "rtp": "rollout.serving.mesh.tp", "rdp": "rollout.serving.mesh.dp",
     "max_model_len": "rollout.serving.max_model_tokens", "aggregation": "algorithm.loss_aggregation",
-    "importance": "algorithm.rollout_correction.importance", "normalize": "algorithm.rollout_correction.normalize",
+    "importance": "algorithm.rollout_correction.importance",
+    "weight_low": "algorithm.rollout_correction.low", "normalize": "algorithm.rollout_correction.normalize",
     "bypass_loss": "algorithm.rollout_correction.loss", "policy_starts": "critic.warmup_steps",
 }  # fmt: skip
 
@@ -202,7 +203,7 @@ def _of_algorithm(config: RunConfig) -> dict[str, Any]:
     algorithm, correction = config.algorithm, config.algorithm.rollout_correction
     return {
         "policy_loss": algorithm.policy_loss, "aggregation": algorithm.loss_aggregation, "importance": correction.importance,
-        "normalize": correction.normalize, "bypass_loss": correction.loss, "steps": config.steps,
+        "normalize": correction.normalize, "weight_low": correction.low, "bypass_loss": correction.loss, "steps": config.steps,
         "policy_starts": config.policy_starts,
     }  # fmt: skip
 

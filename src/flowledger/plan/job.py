@@ -32,6 +32,7 @@ class Job:
     gradients: bool = True  # false: a pass under no_grad (log-probs, values)
     head: str = "lm"  # lm, value (one number a token), none
     logit_tokens: int | None = None  # tokens whose logits are computed; null: all of `tokens`
+    beside_tokens: int = 0  # prompts and responses that attention joins for each sample which shares its prompt
     pp_rank: int = 0
     environment: tuple[tuple[str, str], ...] = ()  # variables that change memory (CUBLAS_WORKSPACE_CONFIG, …)
 

@@ -1,9 +1,10 @@
 """The worst micro-batch of a stage on one data-parallel rank: tokens, samples, and how many there are."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from flowledger.config.agreement import OWN
 from flowledger.config.schema import RunConfig
 from flowledger.plan.lengths import Lengths
 from flowledger.plan.passes import drawn
@@ -17,6 +18,7 @@ class Load:
     tokens: int  # before cp and sp cut them
     sequences: int
     micro_batches: int
+    beside_tokens: int = 0  # prompt and response of each sample whose prompt is there already (flowledger's own loop)
 
 
 def load(work: Work, config: RunConfig, dp: int, lengths: Lengths | None, values: Mapping[str, Any]) -> Load:
@@ -26,7 +28,31 @@ def load(work: Work, config: RunConfig, dp: int, lengths: Lengths | None, values
     that drawing them gave; without, it is full. Where a framework closes a micro-batch at the budget, only one sample that
     is longer by itself exceeds it; where the budget fixes but the *number* of micro-batches (verl: `balanced`,
     ceil(all tokens / budget)), equally long samples can exceed it by less than one of them.
+
+    Where flowledger's own loop packs a prompt once for its samples, a static micro-batch holds as many prompts as samples
+    in a row come from (more where a filter leaves groups in pieces), and a dynamic one is planned at its limit all the same.
     """
+    found = _load(work, config, dp, lengths, values)
+    if not (config.framework == OWN and config.actor.packed and config.actor.shared_prompts):
+        return found
+    others = found.sequences - prompts_of(found.sequences, config.rollout.samples_per_prompt)
+    whole = found.tokens // found.sequences
+    saved = 0 if work.micro.dynamic else others * max(0, whole - config.rollout.max_response_tokens)
+    return replace(found, tokens=found.tokens - saved, beside_tokens=others * whole)
+
+
+def prompts_of(samples: int, group: int) -> int:
+    """The most prompts that so many samples in a row come from, micro-batches being cut one after another.
+
+    Where one of the two numbers divides the other, cuts fall on borders of groups or within one group.
+    """
+    if samples % group == 0 or group % samples == 0:
+        return -(-samples // group)
+    return min(samples, -(-(samples - 1) // group) + 1)
+
+
+def _load(work: Work, config: RunConfig, dp: int, lengths: Lengths | None, values: Mapping[str, Any]) -> Load:
+    """The same where every sample has its prompt to itself."""
     prompt = config.data.max_prompt_tokens
     whole = longest(config) if lengths is None else min(longest(config), lengths.longest(prompt))
     samples = work.mini_batch_samples or config.samples_per_step

@@ -117,7 +117,7 @@ def implementation(job: Job) -> str:
     if logits.implementation == "fused":
         return "chunked" if logits.chunk_tokens else "fused"
     if is_own(engine):
-        return "own_chunked" if logits.chunk_tokens else "own"
+        return "own_chunked" if 0 < (logits.chunk_tokens or 0) < head_rows(job) else "own"  # one chunk is computed once
     if logits.implementation == "chunked":
         return "chunked"
     if logits.cross_entropy == "plain" and logits.chunk_tokens:
@@ -136,6 +136,11 @@ def is_own(engine: Engine) -> bool:
         and logits.cross_entropy == "plain"
         and not logits.upcast
     )
+
+
+def head_rows(job: Job) -> int:
+    """Tokens of one micro-batch that meet the output head on this rank."""
+    return job.local_tokens if job.logit_tokens is None else min(job.logit_tokens, job.local_tokens)
 
 
 def chunk_rows(job: Job, rows: int, vocab: int, how: str) -> int:

@@ -5,9 +5,8 @@ from flowledger.config.schema import RunConfig
 
 
 def engine(config: RunConfig) -> Engine:
-    """The engine of the loop's models: Hugging Face modules, float32 logits in chunks, AdamW as torch chooses it."""
+    """The engine of the loop's models: Hugging Face modules, float32 logits in chunks, fused AdamW."""
     mesh = config.mesh
-    stepping = "foreach" if config.hardware.gpu else "loop"  # torch takes foreach on accelerators only
     return config.actor.engine.model_copy(
         update={
             "strategy": "single" if mesh.dp * mesh.model == 1 else "fsdp2",
@@ -15,7 +14,7 @@ def engine(config: RunConfig) -> Engine:
             "param_dtype": config.model.dtype,
             "recompute": Recompute(granularity="full" if config.actor.activation_checkpointing else "none"),
             "lora": config.model.lora,
-            "optimizer": Optimizer(implementation=stepping),
+            "optimizer": Optimizer(implementation="fused"),
             "logits": Logits(
                 implementation="chunked" if config.actor.log_prob_chunk_tokens else "full",
                 chunk_tokens=config.actor.log_prob_chunk_tokens or None,

@@ -96,7 +96,7 @@ class Plan:
         mesh = work.engine.mesh or self.config.mesh
         return roles.job(
             work, self.config, self.sizes_of(work.role), tokens=one.tokens, sequences=one.sequences,
-            micro_batches=one.micro_batches, pp_rank=min(index, mesh.pp - 1),
+            micro_batches=one.micro_batches, pp_rank=min(index, mesh.pp - 1), beside_tokens=one.beside_tokens,
         )  # fmt: skip
 
     def sizes_of(self, role: str) -> Architecture:

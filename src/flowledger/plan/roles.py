@@ -131,6 +131,7 @@ def job(
     sequences: int,
     micro_batches: int,
     pp_rank: int,
+    beside_tokens: int = 0,
 ) -> Job:
     """The job of one stage on one pipeline stage. `tokens`: of the worst micro-batch on one data-parallel rank."""
     logit_tokens = None
@@ -142,6 +143,7 @@ def job(
         architecture=architecture, engine=work.engine, world=world(config), gpus_per_node=config.hardware.gpus_per_node,
         device=config.hardware.gpu, sequences=sequences, tokens=tokens, longest=longest(config),
         micro_batches=micro_batches, gradients=work.gradients, head=work.head, logit_tokens=logit_tokens, pp_rank=pp_rank,
+        beside_tokens=beside_tokens,
     )  # fmt: skip
 
 

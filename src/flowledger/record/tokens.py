@@ -14,7 +14,14 @@ from flowledger.record.position import Frame
 Put = Callable[[Row, Frame, int], None]
 _EXTRA = {"full_sequence": "token_id"}  # covers the prompt as well, which response_ids does not
 _OF_KEPT = ("old_log_prob", "ref_log_prob", "entropy")  # of samples that were dropped nobody computes them
+# Stage -> what its forward pass makes for itself: the column is that of the policy in its update.
+_NOT_THE_UPDATE = {"old_log_prob": ("new_log_prob",), "ref_log_prob": ("new_log_prob", "entropy")}
 TOKEN_COLUMNS = ("ratio", "clipped", "loss_share")  # made per token by a loss, and no tensors of the flow
+# What is said of the policy's own tokens: of those that an environment wrote nobody computes it, and there is no value.
+_OF_OWN = frozenset({
+    "rollout_log_prob", "old_log_prob", "ref_log_prob", "new_log_prob", "entropy", "value", "advantage", "return",
+    *TOKEN_COLUMNS,
+})  # fmt: skip
 
 
 class Tokens:
@@ -32,6 +39,7 @@ class Tokens:
         self.dropped: set[str] = set()  # samples of this step that are not trained on
         self._width = 0  # S_prompt + S_resp, once the full sequence was seen
         self._valid: dict[str, list[int]] = {}  # sample -> columns that hold a token
+        self._own: dict[str, set[int]] = {}  # sample -> columns of tokens that the policy sampled
 
     def group(self, ids: Sequence[str], groups: Sequence[str]) -> None:
         """Choose the samples of the first groups of this step."""
@@ -49,7 +57,8 @@ class Tokens:
         wide = {
             name: value
             for name, value in values.items()
-            if (name in _EXTRA or name in TOKEN_COLUMNS or tensor(name).token_column)
+            if name not in _NOT_THE_UPDATE.get(frame.stage or "", ())
+            and (name in _EXTRA or name in TOKEN_COLUMNS or tensor(name).token_column)
             and value.dim() == 2
             and value.shape[0] == len(ids)
         }
@@ -66,6 +75,10 @@ class Tokens:
         mask = values.get("attention_mask")
         if mask is not None and len(mask) == self._width:
             self._valid[sample] = [column for column, on in enumerate(mask) if on]
+        sampled = values.get("response_mask")
+        if sampled is not None:
+            self._own[sample] = {column + self._width - len(sampled) for column, on in enumerate(sampled) if on}
+        own = self._own.get(sample)
         claimed = {
             column + self._width - len(values[name])
             for name in ("response_mask", "loss_mask")
@@ -77,8 +90,9 @@ class Tokens:
         for name, row in values.items():
             label = _EXTRA.get(name) or (name if name in TOKEN_COLUMNS else tensor(name).token_column) or ""
             shift = self._width - len(row)
+            others = own is not None and label in _OF_OWN
             for column in places:
-                if column >= shift:
+                if column >= shift and not (others and column not in (own or ())):
                     columns.setdefault(column, {})["return_" if label == "return" else label] = row[column - shift]
         for column, found in sorted(columns.items()):
             self._put(TokenRow(sample_id=sample, position=column, text=self._text(found), **found), frame, now)

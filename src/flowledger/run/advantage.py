@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from flowledger.config.algorithm import Algorithm
-from flowledger.flow.errors import BadInput
-from flowledger.run.algorithms import groups, rollout_correction
+from flowledger.run import correction
+from flowledger.run.algorithms import groups
 from flowledger.run.algorithms.advantages import ADVANTAGES
+from flowledger.run.algorithms.aggregation import unmasked
 from flowledger.run.algorithms.estimate import AdvantageInputs
 from flowledger.run.algorithms.kl import penalised, token_kl
 from flowledger.run.algorithms.rollout_correction import Correction
@@ -56,7 +57,7 @@ def advantages(
     made = ADVANTAGES[algorithm.advantage](inputs)
     rejects = corrected is not None and bool(algorithm.rollout_correction.rejections)
     return Advantages(
-        advantage=made.advantage,
+        advantage=unmasked(made.advantage, mask.any(-1)),  # of a sample that was rejected whole, as of a dropped one
         advantages=made.advantages,
         returns=made.returns,
         token_level_reward=None if kl is None else token_level_reward,
@@ -65,7 +66,7 @@ def advantages(
         loss_mask=mask if rejects else None,
         dropped_reason=_reasons(dropped_reason, mask) if rejects else None,
         metrics=(dict(corrected.metrics) if corrected else {})
-        | ({} if kl is None else {"reward_kl": _mean(kl, loss_mask)}),
+        | ({} if kl is None else {"reward_kl": _mean(kl[kept], loss_mask[kept])}),
     )
 
 
@@ -75,7 +76,7 @@ def _kl_in_reward(
     """KL of the policy from the reference on each unmasked token [B_prompt*G, S_resp], where it goes into the reward."""
     if algorithm.kl_in != "reward" or ref_log_prob is None or old_log_prob is None:
         return None
-    return token_kl(new_log_prob=old_log_prob, ref_log_prob=ref_log_prob, mask=loss_mask, form=algorithm.kl_form)
+    return token_kl(new_log_prob=old_log_prob, ref_log_prob=ref_log_prob, mask=loss_mask, form=algorithm.kl_estimator)
 
 
 def _corrected(
@@ -85,16 +86,9 @@ def _corrected(
     settings = algorithm.rollout_correction
     if not settings.active or algorithm.policy_loss == "bypass_mode" or old_log_prob is None:
         return None
-    made = rollout_correction.correct(
+    return correction.corrected(
         old_log_prob=old_log_prob, rollout_log_prob=rollout_log_prob, loss_mask=loss_mask, settings=settings
     )
-    if not made.loss_mask.any():
-        kinds = ", ".join(f"{one.kind} (high = {one.high})" for one in settings.rejections)
-        raise BadInput(
-            f"algorithm.rollout_correction.rejections rejected every token of this step: {kinds}; raise `high`, or see "
-            "why the rollout's log-probs differ from the trainer's"
-        )
-    return made
 
 
 def _reasons(dropped_reason: Sequence[str | None], mask: Tensor) -> tuple[str | None, ...]:
@@ -104,5 +98,5 @@ def _reasons(dropped_reason: Sequence[str | None], mask: Tensor) -> tuple[str | 
 
 
 def _mean(kl: Tensor, mask: Tensor) -> float:
-    """Mean over the tokens of each sample, then over samples: what the adaptive coefficient follows."""
+    """Mean over the tokens of each kept sample, then over these: what the adaptive coefficient follows."""
     return float((kl.sum(-1) / mask.sum(-1).clamp(min=1)).mean())

@@ -32,6 +32,8 @@ class Rollouts:
     position_ids: Tensor  # int64 [B_prompt*G, S_prompt + S_resp]
     rollout_log_prob: Tensor  # float32 [B_prompt*G, S_resp], 0 where response_mask is 0
     finish_reason: Tensor  # int64 [B_prompt*G], indices into flow.words.FINISH_REASONS
+    turns: Tensor  # int64 [B_prompt*G], in which the policy spoke
+    environment_errors: tuple[str | None, ...]  # per sample: what happened where the environment failed
     generation_metadata: Tensor  # int64 [N_decode, 2]: running, waiting
 
 
@@ -76,6 +78,7 @@ class Baselines:
     """What a greedy response to each prompt is worth."""
 
     baseline_reward: Tensor  # float32 [B_prompt]
+    no_baseline: tuple[str | None, ...]  # per prompt: why its greedy response has no reward, and None where it has
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +112,8 @@ class Update:
     entropy_loss: Tensor
     grad_norm: Tensor
     old_log_prob: Tensor | None  # float32 [B_prompt*G, S_resp], where no pass of its own made it
+    first_log_prob: Tensor | None  # float32 [B_prompt*G, S_resp], of the first pass, where none came before the update
+    loss_mask: Tensor | None  # int64 [B_prompt*G, S_resp], of the first pass, where the loss itself rejects
     metrics: Mapping[str, float]
 
 

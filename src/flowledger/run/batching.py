@@ -5,8 +5,8 @@ number of micro-batches is then evened out (Karmarkar-Karp), as long as every li
 """
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence, Set
+from dataclasses import dataclass, replace
 
 from flowledger.config.schema import MicroBatch
 
@@ -19,6 +19,7 @@ class MiniBatch:
 
     samples: Indices
     micro_batches: tuple[Indices, ...]
+    sequences: int  # samples that were kept when it was cut: what losses of sequences are divided by
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +45,20 @@ def split(
     for start in range(0, len(lengths), mini_batch_samples):
         samples = tuple(range(start, min(start + mini_batch_samples, len(lengths))))
         trained = tuple(i for i in samples if kept[i])
-        minis.append(MiniBatch(samples=samples, micro_batches=micro_batches(trained, lengths, limits, bytes_per_token)))
+        micros = micro_batches(trained, lengths, limits, bytes_per_token)
+        minis.append(MiniBatch(samples=samples, micro_batches=micros, sequences=len(trained)))
+    return Batches(mini_batches=tuple(minis))
+
+
+def without(batches: Batches, rejected: Set[int]) -> Batches:
+    """The same split, these samples taken out of its micro-batches: nobody computes what enters no loss.
+
+    Samples and `sequences` of a mini-batch stay as they were cut: rejection thins out a mean over sequences, as in verl.
+    """
+    minis = []
+    for mini in batches.mini_batches:
+        left = (tuple(i for i in micro if i not in rejected) for micro in mini.micro_batches)
+        minis.append(replace(mini, micro_batches=tuple(micro for micro in left if micro)))
     return Batches(mini_batches=tuple(minis))
 
 

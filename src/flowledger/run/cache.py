@@ -87,6 +87,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
     def __init__(self, *, config: Any, slots: int, positions: int, device: torch.device) -> None:
         self.config = config.get_text_config(decoder=True)
         _check(self.config)
+        self._types = layer_types(self.config)
         self.cursor = Cursor(rows=torch.empty(0, dtype=torch.int64), positions=None, width=0)
         layers = [
             SlotLayer(slots=slots, positions=positions, cursor=self.cursor)
@@ -94,6 +95,9 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         ]
         super().__init__(layers=layers)
         self.lengths = torch.zeros(slots, dtype=torch.int64, device=device)  # tokens kept in each slot
+        self._rows = torch.arange(slots, device=device)
+        self._ahead: tuple[int, int, bool] | None = None  # of the next decode step: running, width, all of that length
+        self._level = False
 
     @property
     def bytes(self) -> int:
@@ -102,22 +106,35 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
 
     def begin_prompts(self, rows: Tensor, lengths: Tensor) -> None:
         """The next forward writes whole prompts, padded on the right to the longest, into `rows`."""
+        self._ahead = None
         self.cursor.rows, self.cursor.positions, self.cursor.width = rows, None, int(lengths.max())
         self.lengths[rows] = lengths
 
     def begin_decode(self, running: int) -> Tensor:
         """The next forward writes one token into each of slots 0..running-1; returns its positions [B_run]."""
         positions = self.lengths[:running].clone()
-        self.cursor.rows = torch.arange(running, device=positions.device)
-        self.cursor.positions, self.cursor.width = positions, int(positions.max()) + 1
+        # From one step to the next nothing has to be asked of the device: every length grows by 1.
+        if self._ahead is None or self._ahead[0] != running:
+            longest = int(positions.max())
+            self._ahead = (running, longest + 1, bool((positions == longest).all()))
+        _, width, self._level = self._ahead
+        self._ahead = (running, width + 1, self._level)
+        self.cursor.rows, self.cursor.positions, self.cursor.width = self._rows[:running], positions, width
         self.lengths[:running] += 1
         return positions
+
+    @property
+    def shows_all(self) -> bool:
+        """Whether each token of this decode step may attend to everything up to the width: no mask is needed then."""
+        width = self.cursor.width
+        return self._level and not (SLIDING in self._types and self._window(width) < width)
 
     def begin_answers(self, rows: Tensor, lengths: Tensor) -> Tensor:
         """The next forward writes `lengths` [B_run] more tokens into each of `rows`; returns their positions [B_run, S].
 
         S is the longest; where there are fewer, the last one is written again, to its own place.
         """
+        self._ahead = None
         start = self.lengths[rows]
         positions = start[:, None] + up_to(lengths)
         self.cursor.rows, self.cursor.positions, self.cursor.width = rows, positions, int(positions.max()) + 1
@@ -131,19 +148,23 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         """
         positions, width = self.cursor.positions, self.cursor.width
         assert positions is not None, "decode_mask follows begin_decode or begin_answers"
-        types, window = layer_types(self.config), self.config.__dict__.get("sliding_window") or width
-        if SLIDING not in types or window >= width:
+        window = self._window(width)
+        if SLIDING not in self._types or window >= width:
             return _mask(positions, width, width, dtype)
-        if types == {SLIDING}:
+        if self._types == {SLIDING}:
             return _mask(positions, width, window, dtype)
         return {FULL: _mask(positions, width, width, dtype), SLIDING: _mask(positions, width, window, dtype)}
 
     def copy(self, *, rows: Tensor, sources: Tensor, lengths: Tensor) -> None:
         """Copy the first `lengths` positions of each source into the slot in `rows`, which then has that length."""
+        self._ahead = None
         self.lengths[rows] = lengths
         width = int(lengths.max())
         for tensor in self._tensors():
             tensor[rows, :, :width] = tensor[sources, :, :width]
+
+    def _window(self, width: int) -> int:
+        return self.config.__dict__.get("sliding_window") or width
 
     def _tensors(self) -> list[Tensor]:
         return [tensor for layer in self.layers if layer.is_initialized for tensor in (layer.keys, layer.values)]
@@ -166,10 +187,11 @@ def up_to(lengths: Tensor) -> Tensor:
 
 def _mask(positions: Tensor, width: int, window: int, dtype: torch.dtype) -> Tensor:
     """0 where position j may be read by the query at `positions` [B_run] or [B_run, S]: p - window < j <= p; else -inf."""
-    distance = positions.view(len(positions), -1, 1) - torch.arange(width, device=positions.device)  # [B_run, S, width]
-    hidden = (distance < 0) | (distance >= window)
-    mask = torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, -torch.inf)
-    return mask[:, None]
+    at, columns = positions.view(len(positions), 1, -1, 1), torch.arange(width, device=positions.device)
+    hidden = columns > at  # [B_run, 1, S, width]
+    if window < width:
+        hidden |= columns <= at - window
+    return torch.zeros(hidden.shape, dtype=dtype, device=positions.device).masked_fill_(hidden, -torch.inf)
 
 
 def _check(config: Any) -> None:

@@ -4,7 +4,6 @@ Epochs, mini-batches and micro-batches are the policy's where `critic` has none 
 every function is called by its global name with keyword arguments, so that it can be watched from outside.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -13,13 +12,12 @@ from torch import Tensor
 from flowledger.config import schema
 from flowledger.config.schema import RunConfig
 from flowledger.flow.errors import BadInput
-from flowledger.run import batching, models, value_model
+from flowledger.run import batching, finite, models, value_model
 from flowledger.run import update as updates
 from flowledger.run.algorithms.aggregation import Totals, aggregate_tokens
 from flowledger.run.algorithms.value_loss import value_loss
 from flowledger.run.batches import CriticUpdate
 from flowledger.run.batching import Batches, MiniBatch
-from flowledger.run.finite import first_not_finite
 from flowledger.run.optimizer import adamw
 from flowledger.run.update import Columns, rows_of
 from flowledger.run.value_model import ValueModel
@@ -44,7 +42,7 @@ class CriticLoss:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class CriticStep:
     """What one optimizer step came to, each []."""
 
     value_loss: Tensor
@@ -60,8 +58,9 @@ def load_critic(config: RunConfig, policy: models.Policy) -> Critic:
     """
     settings = _settings(config)
     model = value_model.load_value_model(
-        settings.path, policy, sizes=config.model.tiny, seed=config.seed, packed=config.actor.packed
-    )
+        settings.path, policy, sizes=config.model.tiny, seed=config.seed, packed=config.actor.packed,
+        shared_prompts=config.actor.shared_prompts,
+    )  # fmt: skip
     if config.actor.activation_checkpointing:
         models.recompute_activations(model.backbone)
     sizes = model.sizes
@@ -105,6 +104,7 @@ def values_micro_batch(
         position_ids=position_ids,
         response_mask=response_mask,
         packed=config.actor.packed,
+        shared_prompts=config.actor.shared_prompts,
     )
 
 
@@ -120,7 +120,8 @@ def update(*, critic: Critic, config: RunConfig, batches: Batches, columns: Colu
             critic, batches, columns, mini_batch_samples=prompts * config.rollout.samples_per_prompt,
             limits=settings.micro_batch or config.actor.micro_batch,
         )  # fmt: skip
-    steps: list[Step] = []
+    batches = updates.of_unmasked(batches, columns["loss_mask"])
+    steps: list[CriticStep] = []
     for _ in range(settings.epochs or config.actor.epochs):
         steps += critic_epoch(critic=critic, config=config, batches=batches, columns=columns)
     clipped = sum(float(step.clipped) for step in steps) / max(sum(step.tokens for step in steps), 1)
@@ -131,25 +132,27 @@ def update(*, critic: Critic, config: RunConfig, batches: Batches, columns: Colu
     )
 
 
-def critic_epoch(*, critic: Critic, config: RunConfig, batches: Batches, columns: Columns) -> list[Step]:
+def critic_epoch(*, critic: Critic, config: RunConfig, batches: Batches, columns: Columns) -> list[CriticStep]:
     """One pass over all samples: one optimizer step per mini-batch that has something to learn from."""
     return [
         critic_mini_batch(critic=critic, config=config, batch=batch, columns=columns)
         for batch in batches.mini_batches
-        if bool(columns["loss_mask"][list(batch.samples)].any())
+        if batch.micro_batches
     ]
 
 
-def critic_mini_batch(*, critic: Critic, config: RunConfig, batch: MiniBatch, columns: Columns) -> Step:
+def critic_mini_batch(*, critic: Critic, config: RunConfig, batch: MiniBatch, columns: Columns) -> CriticStep:
     """Accumulate the gradient over micro-batches, then step once."""
-    totals = updates.mini_batch_totals(config, columns["loss_mask"][list(batch.samples)])
-    made = [
-        critic_micro_batch(model=critic.model, config=config, totals=totals, **rows_of(columns, samples))
-        for samples in batch.micro_batches
-    ]
-    clip = _settings(config).grad_clip or math.inf
-    grad_norm = updates.optimizer_step(model=critic.model, optimizer=critic.optimizer, grad_clip=clip)
-    return Step(
+    totals = updates.mini_batch_totals(config, batch, columns["loss_mask"])
+    samples = columns["sample_id"][list(batch.samples)]
+    with finite.traced(who="critic", rate="critic.lr", model=critic.model, sample_id=samples):
+        made = [
+            critic_micro_batch(model=critic.model, config=config, totals=totals, **rows_of(columns, samples))
+            for samples in batch.micro_batches
+        ]
+        clip = _settings(config).grad_clip
+        grad_norm = updates.optimizer_step(model=critic.model, optimizer=critic.optimizer, grad_clip=clip)
+    return CriticStep(
         value_loss=torch.stack([one.value_loss for one in made]).sum(),
         grad_norm=grad_norm,
         clipped=torch.stack([one.clipped.sum() for one in made]).sum(),
@@ -179,6 +182,7 @@ def critic_micro_batch(
         position_ids=position_ids,
         response_mask=response_mask,
         packed=config.actor.packed,
+        shared_prompts=config.actor.shared_prompts,
     )
     made = critic_loss(
         config=config,
@@ -205,7 +209,7 @@ def critic_loss(
 ) -> CriticLoss:
     """This micro-batch's share of the mini-batch's value loss, aggregated as `algorithm.loss_aggregation` says.
 
-    Raises BadInput where the loss is not finite, naming the first input, sample and token that are not.
+    Raises NotFinite where the loss is not finite, naming the first input, sample and token that are not.
     """
     made = value_loss(
         new_values=new_values, old_values=values, returns=returns, mask=loss_mask, clip=_settings(config).clip_value
@@ -214,9 +218,10 @@ def critic_loss(
     loss = aggregate_tokens(made.loss_mat, mask=loss_mask, mode=aggregation, totals=totals).loss
     if not torch.isfinite(loss):
         inputs = {"values": values, "returns": returns, "the new value": new_values}
-        named = first_not_finite(inputs, loss_mask, sample_id)
-        what = named or "its inputs are, but their squared difference is not"
-        raise BadInput(f"the critic's loss is not finite: {what}; lower critic.lr or check the rewards")
+        named = finite.first_not_finite(inputs, loss_mask, sample_id)
+        raise finite.NotFinite(
+            f"the loss is not finite: {named or 'its inputs are, but their squared difference is not'}"
+        )
     return CriticLoss(value_loss=loss, loss_mat=made.loss_mat, clipped=made.clipped)
 
 

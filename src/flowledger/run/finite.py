@@ -1,9 +1,42 @@
-"""Whom to blame where a loss is not finite: its inputs in the order in which they are made."""
+"""Whom to blame where training meets a number that is not finite: what was made first comes first."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from flowledger.flow.errors import BadInput
+
+SHOWN = 3  # parameters of a layer that a message names
+
+
+class NotFinite(BadInput):
+    """A loss, a gradient or a norm of one mini-batch is not finite."""
+
+
+@contextmanager
+def traced(*, who: str, rate: str, model: nn.Module, sample_id: Tensor) -> Iterator[None]:
+    """Around one mini-batch: what is not finite in it is raised again with its place, its origin and a remedy.
+
+    who: `policy` or `critic`; rate: the key of its learning rate; sample_id [B_mini]. Weights that are not finite are
+    named first, since all that follows comes from them.
+    """
+    try:
+        yield
+    except NotFinite as error:
+        samples = f"samples {int(sample_id.min())} to {int(sample_id.max())}"
+        weights = _weights_not_finite(model)
+        origin = f"{weights} (then {error})" if weights else str(error)
+        raise BadInput(f"{who}, mini-batch of {samples}: {origin}; lower {rate} or check the rewards") from None
+
+
+def check_norm(model: nn.Module, norm: Tensor) -> None:
+    """Raise NotFinite where the norm [] of the model's gradients is not finite, naming the layer that met it first."""
+    if torch.isfinite(norm):
+        return
+    raise NotFinite(_gradients_not_finite(model) or _overflow(model, norm))
 
 
 def first_not_finite(inputs: Mapping[str, Tensor | None], mask: Tensor, sample_id: Tensor) -> str | None:
@@ -20,3 +53,46 @@ def first_not_finite(inputs: Mapping[str, Tensor | None], mask: Tensor, sample_i
             value = float(tensor[row, token].detach())
             return f"{name} of sample {int(sample_id[row])}, response token {token} is {value}"
     return None
+
+
+def _weights_not_finite(model: nn.Module) -> str | None:
+    bad = [name for name, weight in model.named_parameters() if not _finite(weight)]
+    if not bad:
+        return None
+    return f"the weights are not finite since an earlier optimizer step; {len(bad)} are not, the first is {bad[0]}"
+
+
+def _gradients_not_finite(model: nn.Module) -> str | None:
+    """The layer that backward, which goes from the last to the first, met first.
+
+    Within a layer the order is not known, so all of its parameters are candidates. A tied embedding counts as the input.
+    """
+    bad = [name for name, weight in model.named_parameters() if weight.grad is not None and not _finite(weight.grad)]
+    if not bad:
+        return None
+    layer = _layer(bad[-1])
+    names = [name.removeprefix(f"{layer}.") for name in bad if _layer(name) == layer]
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    largest = max(float(weight.detach().abs().max()) for weight in model.parameters())
+    return (
+        f"gradients of {len(bad)} parameters are not finite; backward met it first in {layer} "
+        f"({', '.join(names[:SHOWN])}{more}); the largest weight is {largest:.3g}"
+    )
+
+
+def _overflow(model: nn.Module, norm: Tensor) -> str:
+    largest, name = max(
+        (float(weight.grad.abs().max()), name) for name, weight in model.named_parameters() if weight.grad is not None
+    )
+    kind = str(norm.dtype).removeprefix("torch.")
+    return f"every gradient is finite, but their norm overflows {kind}; the largest is {largest:.3g} in {name}"
+
+
+def _layer(name: str) -> str:
+    """`model.layers.3` of `model.layers.3.mlp.up_proj.weight`; the module where it is in no numbered layer."""
+    numbered = re.match(r".*?\.\d+(?=\.)", name)
+    return numbered.group() if numbered else name.rpartition(".")[0] or name
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(tensor).all())

@@ -1,7 +1,7 @@
 """Log-probs of response tokens: one forward pass of a micro-batch, packed (no padding) or padded, logits in chunks.
 
 Only hidden states that predict a response token meet the output head, and only `chunk_tokens` of them at a time, so
-that the fp32 logits of a whole batch never exist. With gradients the chunk is recomputed in backward.
+that the fp32 logits of a whole batch never exist. With gradients each of several chunks is recomputed in backward.
 """
 
 from collections.abc import Callable
@@ -10,13 +10,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
 from flowledger.flow.errors import BadInput
+from flowledger.run.segments import leaders, segment_attention, segments_of
 
 ATTENTION = "flowledger_segments"
 
@@ -49,15 +48,17 @@ def micro_batch_forward(
     temperature: float,
     packed: bool,
     chunk_tokens: int,
+    shared_prompts: bool = True,
     entropy_grad: bool = False,
     sum_pi_squared: bool = False,
 ) -> Forward:
     """Log-prob and entropy of every response token under the distribution at `temperature`.
 
     full_sequence, attention_mask, position_ids [B_micro, S]; response_mask [B_micro, S_resp] covers the last columns.
+    `shared_prompts`: where packed, neighbours with the same prompt hold it once.
     """
     hidden, wanted = response_states(
-        model, full_sequence, attention_mask, position_ids, response_mask, packed=packed
+        model, full_sequence, attention_mask, position_ids, response_mask, packed=packed, shared_prompts=shared_prompts
     )  # [T_resp, H]
     targets = full_sequence[:, -response_mask.shape[1] :][wanted]  # [T_resp]
     head = head_of(model)
@@ -103,91 +104,99 @@ def use_segments(model: nn.Module) -> None:
 
 
 @torch.no_grad()
-def check_forward(model: nn.Module, vocabulary: int) -> None:
-    """Refuse a model whose logits or packed attention we would compute wrongly, by comparing with its own forward."""
-    ids = torch.arange(12).reshape(2, 6) % vocabulary
-    mask = torch.ones_like(ids)
-    positions = torch.arange(6).expand(2, 6)
+def check_forward(model: nn.Module, vocabulary: int, *, packed: bool = True, shared_prompts: bool = True) -> None:
+    """Refuse a model whose logits or packed attention we would compute wrongly, by comparing with its own forward.
+
+    Only the ways that a run takes are checked. Raises BadInput with the setting that avoids the one that is wrong.
+    """
+    ids, mask, positions = probe(vocabulary)
     logits = unwrapped(model)(input_ids=ids, attention_mask=mask, position_ids=positions).logits.float()
     truth = logits[:, 1:-1].log_softmax(-1).gather(-1, ids[:, 2:, None])[..., 0]
     tolerance = 1e-3 if logits.dtype == torch.float32 and next(model.parameters()).dtype == torch.float32 else 0.1
-    for packed in (True, False):
+    for way in ways(packed=packed, shared_prompts=shared_prompts):
         ours = micro_batch_forward(
             model=model, full_sequence=ids, attention_mask=mask, position_ids=positions, response_mask=mask[:, 2:],
-            temperature=1.0, packed=packed, chunk_tokens=0,
+            temperature=1.0, chunk_tokens=0, packed=way.packed, shared_prompts=way.shared_prompts,
         )  # fmt: skip
         gap = float((ours.new_log_prob - truth).abs().max())
         if not gap <= tolerance:
             kind = unwrapped(model).config.model_type
-            way = "the packed forward" if packed else "the output head"
             raise BadInput(
-                f"model type {kind!r}: {way} differs from the model's own log-probs by {gap:.2g} nats; "
-                f"{'set actor.packed = false' if packed else 'this architecture is not supported'}"
+                f"model type {kind!r}: {way.name} differs from the model's own log-probs by {gap:.2g} nats; {way.instead}"
             )
 
 
-def segment_attention(
-    module: nn.Module,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attention_mask: Tensor | None,
-    segment_lengths: tuple[int, ...] | None = None,
-    sliding_window: int | None = None,
-    scaling: float | None = None,
-    **kwargs: Any,
-) -> tuple[Tensor, None]:
-    """Causal attention within each segment of a packed row: query [1, A, T, D], key and value [1, K, T, D]."""
-    if segment_lengths is None:
-        return sdpa_attention_forward(  # type: ignore[no-any-return]
-            module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, **kwargs
-        )
-    lengths = list(segment_lengths)
-    grouped = key.shape[1] != query.shape[1]
-    parts = []
-    for q, k, v in zip(*(torch.split(x, lengths, 2) for x in (query, key, value)), strict=True):
-        band = _band(q.shape[2], sliding_window, q.device)
-        parts.append(
-            scaled_dot_product_attention(
-                q, k, v, attn_mask=band, is_causal=band is None, scale=scaling, enable_gqa=grouped
-            )
-        )
-    return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way through a model, and what to do where it is wrong."""
+
+    name: str
+    packed: bool
+    shared_prompts: bool
+    instead: str
 
 
-def _band(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    if window is None or length <= window:
-        return None
-    at = torch.arange(length, device=device)
-    return (at[:, None] >= at) & (at[:, None] - at < window)
+WAYS = (
+    Way("the output head", False, False, "this architecture is not supported"),
+    Way("the packed forward", True, False, "set actor.packed = false"),
+    Way("the packed forward with shared prompts", True, True, "set actor.shared_prompts = false"),
+)
+
+
+def ways(*, packed: bool, shared_prompts: bool) -> tuple[Way, ...]:
+    """The padded way, which all else is held against, then those that these settings take, the plainest first."""
+    return WAYS[: 1 + packed + (packed and shared_prompts)]
+
+
+def probe(vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
+    """ids, mask and positions [3, 6] to try a model with: prompts of two tokens, the first two rows with the same one."""
+    ids = torch.arange(18).reshape(3, 6) % vocabulary
+    ids[1, :2] = ids[0, :2]
+    return ids, torch.ones_like(ids), torch.arange(6).expand(3, 6)
 
 
 def response_states(
-    model: nn.Module, ids: Tensor, mask: Tensor, positions: Tensor, response_mask: Tensor, *, packed: bool
+    model: nn.Module,
+    ids: Tensor,
+    mask: Tensor,
+    positions: Tensor,
+    response_mask: Tensor,
+    *,
+    packed: bool,
+    shared_prompts: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """Hidden states [T_resp, H] just before each response token, and where those tokens stand [B_micro, S_resp].
 
     What a head says of a state speaks of the next token: its log-prob, or what is still to come from there.
     """
-    run = _packed if packed else _padded
-    return run(model, ids, mask, positions, response_mask)
+    if packed:
+        return _packed(model, ids, mask, positions, response_mask, shared_prompts)
+    return _padded(model, ids, mask, positions, response_mask)
 
 
 def _packed(
-    model: nn.Module, ids: Tensor, mask: Tensor, positions: Tensor, response_mask: Tensor
+    model: nn.Module, ids: Tensor, mask: Tensor, positions: Tensor, response_mask: Tensor, shared_prompts: bool
 ) -> tuple[Tensor, Tensor]:
     """Hidden states [T_resp, H] that predict the wanted tokens, and where those stand [B_micro, S_resp]."""
-    valid = mask.bool()
-    hidden = unwrapped(model).get_decoder()(
-        input_ids=ids[valid][None],
-        position_ids=positions[valid][None],
+    start, valid, own = mask.shape[1] - response_mask.shape[1], mask.bool(), torch.arange(len(ids), device=ids.device)
+    leader = leaders(ids[:, :start], valid[:, :start]) if shared_prompts else own  # [B_micro]
+    held = valid.clone()  # a prompt stands in the packed row once, with its first sample
+    held[:, :start] &= (leader == own)[:, None]
+    hidden = unwrapped(
+        model
+    ).get_decoder()(
+        input_ids=ids[held][None],
+        position_ids=positions[held][None],
         attention_mask=ids.new_ones(1, 1, 1, 1, dtype=torch.bool),  # 4-D: passed on as it is, and not used
-        segment_lengths=tuple(valid.sum(1).tolist()),
+        segments=segments_of(leader.tolist(), valid[:, :start].sum(1).tolist(), valid[:, start:].sum(1).tolist()),
         use_cache=False,
     )[0][0]  # [T, H]
     wanted = response_mask.bool()
-    row = (valid.flatten().cumsum(0) - 1).view_as(mask)  # packed row of each token
-    return hidden[row[:, -wanted.shape[1] :][wanted] - 1], wanted
+    row = (held.flatten().cumsum(0) - 1).view_as(mask)  # packed row of each token
+    before = torch.cat(
+        [row[leader, start - 1 : start], row[:, start:-1]], 1
+    )  # of the token before each of the response
+    return hidden[before[wanted]], wanted
 
 
 def _padded(
@@ -222,7 +231,7 @@ def _in_chunks(
         return picked, entropy
 
     size = chunk_tokens or max(1, len(targets))
-    recompute = bool(chunk_tokens) and torch.is_grad_enabled() and hidden.requires_grad
+    recompute = size < len(targets) and torch.is_grad_enabled() and hidden.requires_grad  # one chunk: nothing to save
     call: Callable[..., Any] = (lambda *xs: checkpoint(chunk, *xs, use_reentrant=False)) if recompute else chunk
     parts = [call(*xs) for xs in zip(torch.split(hidden, size), torch.split(targets, size), strict=True)]
     return [torch.cat(several) for several in zip(*parts, strict=True)]

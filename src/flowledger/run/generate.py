@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from flowledger.config.schema import Rollout
 from flowledger.flow.errors import BadInput
 from flowledger.run.cache import SlotCache
+from flowledger.run.decode import Decoder, decoder_of
 from flowledger.run.responses import Abort as Abort
 from flowledger.run.responses import Answer as Answer
 from flowledger.run.responses import Generated as Generated
@@ -43,8 +44,8 @@ def generate(
     """Responses to left-padded prompts [B_prompt, S_prompt] of the lengths given.
 
     A stop token is part of its response. With `answer` it ends a turn: what that returns follows, and sampling goes on,
-    up to settings.max_turns turns. `abort` and the time limit (from a sample's admission, prefill and answers included)
-    are looked at before each token; what was said so far is kept. Raises BadInput for an empty prompt, for a model
+    up to settings.max_turns turns. `abort` and the time limit (from a sample's admission, prefill and its own answers
+    included, not the answers to others) are looked at before each token; what was said so far is kept. Raises BadInput for an empty prompt, for a model
     whose attention the cache cannot serve, and for NaN logits.
     """
     B, longest = sample_id.shape[0], _longest(prompt_length)
@@ -58,26 +59,29 @@ def generate(
     def turn_over(freed: Sequence[int]) -> None:
         turnover = scheduler.turn_over(freed)
         responses.admit(turnover.admitted, clock)
+        responses.seat(torch.tensor(scheduler.samples, dtype=torch.int64, device=prompt_ids.device))
         _fill_slots(turnover, kv_cache=kv_cache, model=model, prompt_ids=prompt_ids, prompt_length=prompt_length)
 
     with torch.no_grad(), _evaluating(model):
+        decoder = decoder_of(model, positions=positions)
         turn_over(())
         while scheduler.running:
             running, waiting = scheduler.running, scheduler.waiting
-            samples = torch.tensor(scheduler.samples, device=prompt_ids.device)
-            freed = responses.interrupt(samples, sample_id, abort, clock)
+            freed = responses.interrupt(sample_id, abort, clock)
             if not freed:
                 metadata.append((running, waiting))
-                token_ids = responses.next_ids[samples]
                 logits = decode_step(
-                    model=model, kv_cache=kv_cache, token_ids=token_ids, running=running, waiting=waiting
-                )
-                reason = responses.extend(samples, logits, sample_id)
-                if answer is not None and (answered := responses.reply(samples, reason, answer)):
+                    model=model, kv_cache=kv_cache, token_ids=responses.next_ids, running=running, waiting=waiting,
+                    decoder=decoder,
+                )  # fmt: skip
+                reason = responses.extend(logits, sample_id)
+                if reason is None:
+                    continue
+                if answer is not None and (answered := responses.reply(reason, answer, clock)):
                     rows = torch.tensor(answered, device=prompt_ids.device)
-                    token_ids, lengths = responses.unread(samples[rows])
+                    token_ids, lengths = responses.unread(rows)
                     read_answers(model=model, kv_cache=kv_cache, token_ids=token_ids, lengths=lengths, rows=rows)
-                freed = responses.finish(samples, reason)
+                freed = responses.finish(reason)
             if freed:
                 turn_over(freed)
     return responses.collect(metadata)
@@ -96,12 +100,23 @@ def prefill(*, model: nn.Module, prompt_ids: Tensor, prompt_length: Tensor, kv_c
     _forward(model, kv_cache, input_ids=prompt_ids.gather(1, columns), position_ids=positions.expand(len(rows), -1))
 
 
-def decode_step(*, model: nn.Module, kv_cache: SlotCache, token_ids: Tensor, running: int, waiting: int) -> Tensor:
+def decode_step(
+    *,
+    model: nn.Module,
+    kv_cache: SlotCache,
+    token_ids: Tensor,
+    running: int,
+    waiting: int,
+    decoder: Decoder | None = None,
+) -> Tensor:
     """Feed one token [B_run] to each running sample; returns the logits [B_run, V] of the next.
 
-    `waiting` (samples without a slot) is not needed to compute; it is here for who watches.
+    With a decoder it runs in place of the model's own forward. `waiting` (samples without a slot) is not needed to
+    compute; it is here for who watches.
     """
     positions = kv_cache.begin_decode(running)
+    if decoder is not None:
+        return decoder.logits(token_ids, kv_cache)
     mask = kv_cache.decode_mask(next(model.parameters()).dtype)
     return _forward(model, kv_cache, input_ids=token_ids[:, None], position_ids=positions[:, None], attention_mask=mask)
 

@@ -48,13 +48,14 @@ def rl_step(*, step: int, world: World) -> StepReport:
         full_sequence=r.full_sequence, attention_mask=r.attention_mask, response_ids=r.response_ids,
         response_mask=r.response_mask, sample_id=p.sample_id, **scoring,
     )  # fmt: skip
-    baseline = None
+    baselines = None
     if c.needs("baseline"):
         no_sample = -1 - p.group_id[::group_size]  # greedy responses are none of the step's samples
         greedy = stages.baseline_rollout(settings=c.rollout, sample_id=no_sample, **sampling)
-        baseline = stages.baseline_reward(greedy=greedy, sample_id=no_sample, **scoring).baseline_reward
+        baselines = stages.baseline_reward(greedy=greedy, sample_id=no_sample, **scoring)
     f = stages.filter(
-        response_mask=r.response_mask, finish_reason=r.finish_reason, failed=s.failed, errors=s.errors,
+        response_mask=r.response_mask, finish_reason=r.finish_reason, environment_errors=r.environment_errors,
+        failed=s.failed, errors=s.errors, no_baseline=baselines.no_baseline if baselines else (),
         sample_id=p.sample_id,
     )  # fmt: skip
     batches = stages.balance(
@@ -74,8 +75,8 @@ def rl_step(*, step: int, world: World) -> StepReport:
         config=c, kl_coef=w.kl.coef, token_level_reward=s.token_level_reward, reward_components=s.reward_components,
         loss_mask=f.loss_mask, dropped_reason=f.dropped_reason, rollout_log_prob=r.rollout_log_prob,
         old_log_prob=old_log_prob, ref_log_prob=ref_log_prob, values=values,
-        sum_pi_squared=old.sum_pi_squared if old else None, baseline_reward=baseline, sample_id=p.sample_id,
-        group_id=p.group_id,
+        sum_pi_squared=old.sum_pi_squared if old else None,
+        baseline_reward=baselines.baseline_reward if baselines else None, sample_id=p.sample_id, group_id=p.group_id,
     )  # fmt: skip
     loss_mask = f.loss_mask if a.loss_mask is None else a.loss_mask
     v = u = None

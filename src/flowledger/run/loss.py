@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 
 from flowledger.config.algorithm import Algorithm
-from flowledger.flow.errors import BadInput
 from flowledger.run.algorithms.aggregation import Totals, aggregate_tokens
 from flowledger.run.algorithms.kl import token_kl
 from flowledger.run.algorithms.policy_losses import POLICY_LOSSES
 from flowledger.run.algorithms.token_loss import LossInputs, aggregate
-from flowledger.run.finite import first_not_finite
+from flowledger.run.finite import NotFinite, first_not_finite
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +26,8 @@ class MicroBatchLoss:
     clipped: Tensor
     dual_clipped: Tensor | None
     loss_share: Tensor  # weight * loss_mat: sums to policy_loss
-    kl: Tensor | None
+    mask: Tensor  # tokens that the policy loss is made of: loss_mask, less what the loss itself rejects
+    kl: Tensor | None  # where there is a reference, and KL is in the loss
 
 
 def micro_batch_loss(
@@ -47,7 +47,7 @@ def micro_batch_loss(
     """This micro-batch's share of the mini-batch's loss: policy + kl_coef * KL - entropy_coef * entropy.
 
     KL and entropy are aggregated as the settings say, also where a policy loss brings an aggregation of its own.
-    Raises BadInput where the loss is not finite, naming the first input, sample and token that are not.
+    Raises NotFinite where the loss is not finite, naming the first input, sample and token that are not.
     """
     inputs = LossInputs(
         new_log_prob=new_log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=loss_mask, settings=algorithm,
@@ -59,20 +59,18 @@ def micro_batch_loss(
     entropy_loss = aggregate_tokens(entropy, mask=loss_mask, mode=mode, totals=totals).loss
     loss = policy.loss - algorithm.entropy_coef * entropy_loss if algorithm.entropy_coef else policy.loss
     kl, kl_loss = None, policy.loss.new_zeros(())
-    if ref_log_prob is not None:
-        kl = token_kl(new_log_prob=new_log_prob, ref_log_prob=ref_log_prob, mask=loss_mask, form=algorithm.kl_form)
+    if ref_log_prob is not None and algorithm.kl_in == "loss":
+        kl = token_kl(new_log_prob=new_log_prob, ref_log_prob=ref_log_prob, mask=loss_mask, form=algorithm.kl_estimator)
         kl_loss = aggregate_tokens(kl, mask=loss_mask, mode=mode, totals=totals).loss
-        loss = loss + kl_coef * kl_loss if algorithm.kl_in == "loss" else loss
+        loss = loss + kl_coef * kl_loss
     if not torch.isfinite(loss):
         made_before = {
             "advantages": advantages, "rollout_is_weights": rollout_is_weights, "old_log_prob": old_log_prob,
             "ref_log_prob": ref_log_prob, "new_log_prob": new_log_prob,
         }  # fmt: skip
         guilty = first_not_finite(made_before, loss_mask, sample_id)
-        raise BadInput(
-            f"the loss is not finite: {guilty}; lower optim.lr or check the model's weights"
-            if guilty
-            else "the loss is not finite although its inputs are; the log ratio overflows: lower optim.lr"
+        raise NotFinite(
+            f"the loss is not finite: {guilty or 'its inputs are, but the log ratio or the advantages overflow'}"
         )
     return MicroBatchLoss(
         loss=loss,
@@ -84,5 +82,6 @@ def micro_batch_loss(
         clipped=token.clipped,
         dual_clipped=token.dual_clipped,
         loss_share=policy.share.detach(),
+        mask=loss_mask if token.mask is None else token.mask,
         kl=kl.detach() if kl is not None else None,
     )

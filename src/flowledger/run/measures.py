@@ -1,5 +1,7 @@
 """The metrics of one step, each from the step's own tensors; their names are rows of the metrics table."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -35,22 +37,27 @@ def measure(
     kl_coef: float,
     seconds: float,
 ) -> dict[str, float]:
-    """Every metric of a step by its canonical name."""
+    """Every metric of a step by its canonical name. Rejected samples had rewards; trained on are those that are left."""
+    reasons = advantages.dropped_reason or filtered.dropped_reason
+    loss_mask = filtered.loss_mask if advantages.loss_mask is None else advantages.loss_mask
     made = (
         _lengths(prompts, rollouts)
         | _rewards(rewards, filtered, prompts.group_id)
-        | _advantages(advantages, filtered)
+        | _advantages(advantages, reasons)
         | dict(advantages.metrics)
         | {"lr": lr, "kl_coef": kl_coef, "step_time_s": seconds}
         | {"tokens_per_s": float(rollouts.attention_mask.sum()) / seconds}
     )
-    old_log_prob = old.old_log_prob if old else update.old_log_prob if update else None
-    if old_log_prob is not None:
-        made |= _gap(rollouts.rollout_log_prob, old_log_prob, filtered.loss_mask)
+    trainers = old.old_log_prob if old else update.first_log_prob if update else None
+    if trainers is not None:
+        in_loss = loss_mask if update is None or update.loss_mask is None else update.loss_mask
+        made |= _gap(rollouts.rollout_log_prob, trainers, in_loss)
     if update is not None:
         made |= {name: float(getattr(update, name).mean()) for name in POLICY} | dict(update.metrics)
+        if "ref_kl" not in update.metrics:  # no reference, or KL is in the reward: the loss has no such term
+            del made["kl_loss"]
     if critic is not None and values is not None:
-        made |= _critic(critic, values, advantages.returns, filtered.loss_mask)
+        made |= _critic(critic, values, advantages.returns, loss_mask)
     if synced.update_ratio is not None:
         made["update_ratio"] = synced.update_ratio
     return made
@@ -61,7 +68,6 @@ def _lengths(prompts: Prompts, rollouts: Rollouts) -> dict[str, float]:
     sampled = rollouts.response_mask
     written = rollouts.attention_mask[:, -sampled.shape[1] :]  # with what an environment wrote
     response = written.sum(-1).float()
-    turns = sampled.diff(dim=1, prepend=torch.zeros_like(sampled[:, :1])).clamp(min=0).sum(-1)
     ended = rollouts.finish_reason
     share = {word: float((ended == code).float().mean()) for code, word in enumerate(FINISH_REASONS)}
     return {
@@ -70,7 +76,7 @@ def _lengths(prompts: Prompts, rollouts: Rollouts) -> dict[str, float]:
         "response_length/mean": float(response.mean()),
         "response_length/min": float(response.min()),
         "response_length/max": float(response.max()),
-        "turns/mean": float(turns.float().mean()),
+        "turns/mean": float(rollouts.turns.float().mean()),
         "environment_tokens": 1.0 - float(sampled.sum()) / max(1.0, float(written.sum())),
         "total_tokens": float(rollouts.attention_mask.sum()),
         "truncation_ratio": share["length"],
@@ -89,7 +95,6 @@ def _rewards(rewards: Rewards, filtered: Filtered, group_id: Tensor) -> dict[str
         "reward/min": float(reward.min()),
         "reward/max": float(reward.max()),
         "zero_variance_groups": _flat_groups(reward, group_id[kept]),
-        "dropped_ratio": 1.0 - float(kept.float().mean()),
         **per_part,
     }
 
@@ -101,10 +106,14 @@ def _flat_groups(reward: Tensor, group_id: Tensor) -> float:
     return sum(flat) / len(flat)
 
 
-def _advantages(advantages: Advantages, filtered: Filtered) -> dict[str, float]:
-    kept = torch.tensor([reason is None for reason in filtered.dropped_reason])
+def _advantages(advantages: Advantages, reasons: Sequence[str | None]) -> dict[str, float]:
+    kept = torch.tensor([reason is None for reason in reasons])
     value = advantages.advantage[kept]
-    return {"advantage/mean": float(value.mean()), "advantage/std": float(value.std(correction=0))}
+    return {
+        "dropped_ratio": 1.0 - float(kept.float().mean()),
+        "advantage/mean": float(value.mean()),
+        "advantage/std": float(value.std(correction=0)),
+    }
 
 
 def _gap(rollout_log_prob: Tensor, old_log_prob: Tensor, mask: Tensor) -> dict[str, float]:

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import importlib.util
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,13 @@ from flowledger.flow.estimates import activation_bytes
 from flowledger.run import tiny, weight_files
 
 SMOLLM2 = "smollm2-135m"
+
+# The key that names a model -> what it may be, for messages; other keys name reward models.
+ANY_MODEL = "tiny or a directory with a config.json"
+MODELS_OF = {
+    "model.path": f"tiny, {SMOLLM2}, a directory with a config.json, or a .gguf file",
+    "critic.path": f"start, {ANY_MODEL}",
+}
 
 # Tensors of size H that a layer saves per token without checkpointing: 20-30 in Llama-like models (norms, q, k, v, the
 # gated FFN of about 3H), here rounded up so that `max_bytes` is kept.
@@ -187,16 +195,12 @@ def _smollm2() -> Path:
 
 
 def existing(path: str, *, key: str = "model.path") -> Path:
+    """The directory or file that `key` names. Raises BadInput for one that is not there, or holds no such model."""
     found = Path(path).expanduser()
-    if found.is_file() or (found / "config.json").is_file():
+    if (found / "config.json").is_file() or (found.is_file() and found.suffix == ".gguf" and key == "model.path"):
         return found
-    known = (
-        f"tiny, {SMOLLM2}, a directory with a config.json, or a .gguf file"
-        if key == "model.path"
-        else "tiny or a directory"
-    )
-    what = "has no config.json" if found.is_dir() else "is not there"
-    raise BadInput(f"{key} = {path!r} {what}; give {known} (nothing is downloaded)")
+    what = "has no config.json" if found.is_dir() else "is a file" if found.exists() else "is not there"
+    raise BadInput(f"{key} = {path!r} {what}; give {MODELS_OF.get(key, ANY_MODEL)} (nothing is downloaded)")
 
 
 def _with_lora(model: nn.Module, lora: Lora) -> nn.Module:
@@ -208,7 +212,9 @@ def _with_lora(model: nn.Module, lora: Lora) -> nn.Module:
         task_type="CAUSAL_LM",
     )
     try:
-        wrapped: nn.Module = get_peft_model(model, settings)
+        with warnings.catch_warnings():  # peft asks transformers for a property by its old name
+            warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+            wrapped: nn.Module = get_peft_model(model, settings)
     except ValueError as error:
         linear = sorted(
             {name.rpartition(".")[2] for name, part in model.named_modules() if isinstance(part, nn.Linear)}

@@ -56,5 +56,7 @@ def respond(
         position_ids=(mask.cumsum(1) - 1).clamp(min=0),
         rollout_log_prob=made.rollout_log_prob,
         finish_reason=made.finish_reason,
+        turns=made.turns,
+        environment_errors=tuple(chats.errors.get(index) if chats else None for index in range(len(mask))),
         generation_metadata=made.generation_metadata,
     )

@@ -1,7 +1,7 @@
 """What each response is worth: components from rules and models, their weighted sum, and where on the tokens it lies.
 
-Rules run in a process of their own (`reward_process`), models here. A sample for which a rule raised or took too long
-gets 0 from every component, so that reward = sum of weight * component holds for every sample, and is marked `failed`
+Rules run in a process of their own (`reward_process`), models here. A sample for which a rule raised or took too long,
+or whose reward is beyond ±1e15, gets 0 from every component, so that reward = sum of weight * component holds for every sample, and is marked `failed`
 where `reward.on_error` is `drop`.
 """
 
@@ -19,6 +19,7 @@ from flowledger.run.models import Policy, load_reward_model, score_samples, scor
 from flowledger.run.problems import Problem
 from flowledger.run.prompts import Tokenizer
 from flowledger.run.reward_process import RewardProcess, Verdict
+from flowledger.run.reward_worker import LARGEST
 
 RULES = ("task", "math_verify", "function")
 
@@ -139,7 +140,8 @@ class Scorer:
             parts[name] = _by_model(model, self._kinds[name], full_sequence, attention_mask, response_mask)
         per_token = torch.stack([parts[component.name] for component in self.settings.components], 1)
         self._refuse_not_finite(per_token, ids, step)
-        return self._fuse(per_token, _first_failures(verdicts, len(jobs)))
+        said, beyond = _first_failures(verdicts, len(jobs)), self._beyond_bounds(per_token)
+        return self._fuse(per_token, [one or other for one, other in zip(said, beyond, strict=True)])
 
     def _ask(self, jobs: Sequence[dict[str, Any]]) -> dict[str, list[Verdict]]:
         rules = [component.name for component in self.settings.components if component.kind in RULES]
@@ -156,6 +158,18 @@ class Scorer:
             raise BadInput(
                 f"step {step}: reward component {name!r} gave {value} for sample {ids[sample]}; a reward must be finite"
             )
+
+    def _beyond_bounds(self, per_token: Tensor) -> list[tuple[str, str] | None]:
+        """Per sample the first component that is too large for advantages, alone or times its weight; per_token [B, N_reward, S_resp]."""
+        weights = [component.weight for component in self.settings.components]
+        sizes = per_token.double().abs().sum(-1)  # [B, N_reward]
+        too_large = sizes * torch.tensor(weights).abs().clamp(min=1.0) > LARGEST
+        found: list[tuple[str, str] | None] = [None] * len(per_token)
+        for sample, k in reversed(too_large.nonzero().tolist()):  # so that the first component stays
+            text = f"a reward of {sizes[sample, k]:.3g} and its weight {weights[k]:g}: alone and times its weight"
+            name = self.settings.components[k].name
+            found[sample] = ("reward_error", f"{name}: {text} it must lie within ±{LARGEST:g}")
+        return found
 
     def _fuse(self, per_token: Tensor, failures: Sequence[tuple[str, str] | None]) -> Scores:
         good = torch.tensor([failure is None for failure in failures])

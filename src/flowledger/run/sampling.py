@@ -11,6 +11,8 @@ from torch import Tensor
 
 # Logits handled at once: bounds the temporaries (about 16 bytes each) and keeps them in the processor's caches.
 CHUNK_LOGITS = 1 << 21
+# The largest number below 1 whose product with any total is below it: a token of probability 0 is never found.
+BELOW_ONE = 1 - 2.0**-52
 
 
 def streams(*, samples: int, positions: int, generator: torch.Generator, device: torch.device) -> Tensor:
@@ -25,6 +27,8 @@ def sample(*, logits: Tensor, uniform: Tensor, temperature: float, top_k: int, t
     It is NaN where the logits hold a NaN.
     """
     rows = max(1, CHUNK_LOGITS // logits.shape[1])
+    if logits.shape[0] <= rows:
+        return _invert(*candidates(logits=logits, temperature=temperature, top_k=top_k, top_p=top_p), uniform)
     drawn = [
         _invert(*candidates(logits=part, temperature=temperature, top_k=top_k, top_p=top_p), numbers)
         for part, numbers in zip(torch.split(logits, rows), torch.split(uniform, rows), strict=True)
@@ -41,7 +45,9 @@ def candidates(*, logits: Tensor, temperature: float, top_k: int, top_p: float) 
     """
     scores, ids = logits.float(), None
     # Less the maximum first, so that a tiny temperature cannot overflow.
-    scores = (scores - scores.amax(-1, keepdim=True)).div_(temperature)
+    scores = scores - scores.amax(-1, keepdim=True)
+    if temperature != 1:
+        scores.div_(temperature)
     if 0 < top_k < scores.shape[1]:
         scores, ids = scores.topk(top_k, dim=-1)
     if top_p < 1:
@@ -58,8 +64,7 @@ def _invert(scores: Tensor, ids: Tensor | None, uniform: Tensor) -> tuple[Tensor
     # float64: in float32 the sum over a large vocabulary would swallow its rare tokens.
     cumulative = scores.exp().cumsum(-1, dtype=torch.float64)
     total = cumulative[:, -1:]
-    # Below the total even when the product is rounded up, so that a token of probability 0 is never found.
-    threshold = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    threshold = uniform[:, None].clamp(max=BELOW_ONE) * total
     chosen = torch.searchsorted(cumulative, threshold, right=True).clamp_(max=scores.shape[1] - 1)
-    log_prob = (scores.gather(1, chosen).double() - total.log()).float()
+    log_prob = (scores.gather(1, chosen) - total.log()).float()
     return (chosen if ids is None else ids.gather(1, chosen))[:, 0], log_prob[:, 0]

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from flowledger.config.schema import Actor, Data, Rollout, RunConfig
 from flowledger.flow.errors import BadInput
-from flowledger.flow.words import FINISH_REASONS
 from flowledger.run import advantage as advantage_of
 from flowledger.run import batching, checkpoints, dropped, generate, prompts, update
 from flowledger.run import critic as critics
@@ -30,10 +29,12 @@ from flowledger.run.batches import (
     Update,
     Values,
 )
+from flowledger.run.correction import corrected
 from flowledger.run.environments import Environment
 from flowledger.run.models import Policy, Reference
 from flowledger.run.respond import respond
 from flowledger.run.rewards import Scorer
+from flowledger.run.sums import FirstPass, Sums
 from flowledger.run.weights import RolloutWeights
 
 
@@ -123,35 +124,41 @@ def baseline_reward(
     greedy: Rollouts,
     sample_id: Tensor,
 ) -> Baselines:
-    """What the greedy response to each prompt is worth [B_prompt]; 0 where its reward failed."""
+    """What the greedy response to each prompt is worth [B_prompt], and where it is worth nothing because it failed."""
     scores = scorer.score_responses(
         tokenizer=tokenizer, problems=problems, step=step, full_sequence=greedy.full_sequence,
         attention_mask=greedy.attention_mask, response_ids=greedy.response_ids, response_mask=greedy.response_mask,
         sample_id=sample_id,
     )  # fmt: skip
-    return Baselines(baseline_reward=scores.reward)
+    no_baseline = dropped.without_reward(
+        response_mask=greedy.response_mask, finish_reason=greedy.finish_reason,
+        environment_errors=greedy.environment_errors, failed=scores.failed, errors=scores.errors,
+    )  # fmt: skip
+    return Baselines(baseline_reward=scores.reward, no_baseline=no_baseline)
 
 
 def filter(
     *,
     response_mask: Tensor,
     finish_reason: Tensor,
+    environment_errors: Sequence[str | None],
     failed: Sequence[str | None],
     errors: Sequence[str | None],
+    no_baseline: Sequence[str | None],
     sample_id: Tensor,
 ) -> Filtered:
-    """Drop samples that cannot be learnt from: aborted, timed out, empty, or without a reward.
+    """Drop samples that cannot be learnt from: aborted, timed out, empty, or without an answer, a reward or a baseline.
 
-    Raises BadInput when none is left, with what `errors` says of the first whose reward failed.
+    `no_baseline` [B_prompt] is empty where no estimator asks for one. Raises BadInput when no sample is left, with what
+    is known of the first that failed.
     """
-    ended = [FINISH_REASONS[code] for code in finish_reason.tolist()]
-    lengths = response_mask.sum(-1).tolist()
-    reasons = tuple(
-        end if end in ("abort", "timeout") else "empty" if not length else fail
-        for end, length, fail in zip(ended, lengths, failed, strict=True)
-    )
+    reasons = dropped.reasons(
+        response_mask=response_mask, finish_reason=finish_reason, environment_errors=environment_errors, failed=failed,
+        no_baseline=no_baseline,
+    )  # fmt: skip
     if all(reasons):
-        raise BadInput(dropped.nothing_left([reason for reason in reasons if reason], errors, sample_id.tolist()))
+        said = dropped.details(reasons, environment_errors=environment_errors, errors=errors, no_baseline=no_baseline)
+        raise BadInput(dropped.nothing_left([reason for reason in reasons if reason], said, sample_id.tolist()))
     kept = torch.tensor([reason is None for reason in reasons], device=response_mask.device)
     return Filtered(loss_mask=response_mask * kept[:, None], dropped_reason=reasons)
 
@@ -329,20 +336,29 @@ def update_actor(
         "old_log_prob": old_log_prob, "ref_log_prob": ref_log_prob, "rollout_is_weights": rollout_is_weights,
     }  # fmt: skip
     columns |= {name: tensor for name, tensor in optional.items() if tensor is not None}
-    sums = update.Sums(old_log_prob=torch.zeros(loss_mask.shape) if old_log_prob is None else None)
+    first = FirstPass.of(loss_mask) if old_log_prob is None or config.bypasses else None
+    sums = Sums(first=first)
     steps: list[update.Step] = []
     for _ in range(config.actor.epochs):
         steps += update.epoch(
             model=model, optimizer=optimizer, config=config, kl_coef=kl_coef, batches=batches, columns=columns,
             sums=sums,
         )  # fmt: skip
+    metrics, correction = sums.metrics(), config.algorithm.rollout_correction
+    if first and old_log_prob is not None and correction.active:
+        metrics |= corrected(
+            old_log_prob=first.new_log_prob, rollout_log_prob=old_log_prob, loss_mask=loss_mask, settings=correction,
+            weighted=correction.loss == "reinforce",
+        ).metrics  # fmt: skip
     return Update(
         policy_loss=torch.stack([step.policy_loss for step in steps]),
         kl_loss=torch.stack([step.kl_loss for step in steps]),
         entropy_loss=torch.stack([step.entropy_loss for step in steps]),
         grad_norm=torch.stack([step.grad_norm for step in steps]),
-        old_log_prob=sums.old_log_prob,
-        metrics=sums.metrics(),
+        old_log_prob=first.new_log_prob if first and old_log_prob is None else None,
+        first_log_prob=first.new_log_prob if first else None,
+        loss_mask=first.loss_mask if first and config.bypasses and correction.rejections else None,
+        metrics=metrics,
     )
 
 

@@ -6,50 +6,17 @@ replaced from outside. Normalisers are those of the mini-batch and are handed do
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from flowledger.config.schema import RunConfig
-from flowledger.flow.errors import BadInput
-from flowledger.run import forward
+from flowledger.run import finite, forward
 from flowledger.run import loss as losses
 from flowledger.run.algorithms.aggregation import Totals, totals_of
-from flowledger.run.batching import Batches, Indices, MiniBatch
-
-
-@dataclass(slots=True, kw_only=True)
-class Sums:
-    """What the update adds up over micro-batches, weighted by tokens where it is a mean over tokens."""
-
-    totals: dict[str, Tensor] = field(default_factory=dict)  # name -> []
-    ratio_max: Tensor | None = None
-    old_log_prob: Tensor | None = None  # [B_prompt*G, S_resp], filled where the update makes it
-
-    def add(self, made: losses.MicroBatchLoss, entropy: Tensor, old: Tensor, new: Tensor, mask: Tensor) -> None:
-        kept = mask.bool()
-        means = {
-            "tokens": mask,
-            "clip_ratio": made.clipped,
-            "entropy": entropy.detach(),
-            "policy_kl": old - new.detach(),
-        }
-        if made.dual_clipped is not None:
-            means["clip_ratio/dual"] = made.dual_clipped
-        if made.kl is not None:
-            means["ref_kl"] = made.kl
-        for name, value in means.items():
-            self.totals[name] = self.totals.get(name, 0) + torch.where(kept, value, 0).sum()
-        largest = torch.where(kept, made.ratio, 0).max()
-        self.ratio_max = largest if self.ratio_max is None else torch.maximum(self.ratio_max, largest)
-
-    def metrics(self) -> dict[str, float]:
-        """Means over all tokens that went through the update."""
-        sums = {name: float(total) for name, total in self.totals.items()}
-        tokens = max(sums.pop("tokens", 0.0), 1.0)
-        means = {name: total / tokens for name, total in sums.items()}
-        return means if self.ratio_max is None else means | {"ratio/max": float(self.ratio_max)}
+from flowledger.run.batching import Batches, Indices, MiniBatch, without
+from flowledger.run.sums import Sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +24,8 @@ class MicroBatch:
     """What one micro-batch leaves behind."""
 
     losses: Tensor  # [3] policy, KL and entropy loss
-    old_log_prob: Tensor  # [B_micro, S_resp] that the ratio was taken against
+    new_log_prob: Tensor  # [B_micro, S_resp], without a graph
+    loss_mask: Tensor  # [B_micro, S_resp], less what the loss itself rejected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,13 +52,20 @@ def epoch(
     sums: Sums,
 ) -> list[Step]:
     """One pass over all samples: one optimizer step per mini-batch that has something to learn from."""
-    return [
+    steps = (
         mini_batch(
             model=model, optimizer=optimizer, config=config, kl_coef=kl_coef, batch=batch, columns=columns, sums=sums
         )
-        for batch in batches.mini_batches
-        if bool(columns["loss_mask"][list(batch.samples)].any())
-    ]
+        for batch in of_unmasked(batches, columns["loss_mask"]).mini_batches
+        if batch.micro_batches
+    )
+    return [step for step in steps if step is not None]
+
+
+def of_unmasked(batches: Batches, loss_mask: Tensor) -> Batches:
+    """These batches without the samples no token of which is left in loss_mask [B_prompt*G, S_resp]."""
+    left = loss_mask.any(-1).tolist()
+    return batches if all(left) else without(batches, {i for i, some in enumerate(left) if not some})
 
 
 def mini_batch(
@@ -102,25 +77,30 @@ def mini_batch(
     batch: MiniBatch,
     columns: Columns,
     sums: Sums,
-) -> Step:
-    """Accumulate the gradient over micro-batches, then step once."""
-    totals = mini_batch_totals(config, columns["loss_mask"][list(batch.samples)])
-    parts = []
-    for samples in batch.micro_batches:
-        rows = rows_of(columns, samples)
-        made = micro_batch(model=model, config=config, kl_coef=kl_coef, totals=totals, sums=sums, **rows)
-        parts.append(made.losses)
-        if sums.old_log_prob is not None:
-            sums.old_log_prob[list(samples)] = made.old_log_prob
+) -> Step | None:
+    """Accumulate the gradient over micro-batches, then step once; None, and no step, where the loss rejected every token."""
+    totals = mini_batch_totals(config, batch, columns["loss_mask"])
+    parts, left = [], []
+    with finite.traced(who="policy", rate="optim.lr", model=model, sample_id=columns["sample_id"][list(batch.samples)]):
+        for samples in batch.micro_batches:
+            rows = rows_of(columns, samples)
+            made = micro_batch(model=model, config=config, kl_coef=kl_coef, totals=totals, sums=sums, **rows)
+            parts.append(made.losses)
+            left.append(made.loss_mask.any())
+            if sums.first is not None:
+                sums.first.add(samples, new_log_prob=made.new_log_prob, loss_mask=made.loss_mask)
+        if not bool(torch.stack(left).any()):
+            optimizer.zero_grad(set_to_none=True)
+            return None
+        grad_norm = optimizer_step(model=model, optimizer=optimizer, grad_clip=config.actor.grad_clip)
     policy_loss, kl_loss, entropy_loss = torch.stack(parts).sum(0)
-    grad_norm = optimizer_step(model=model, optimizer=optimizer, grad_clip=config.actor.grad_clip)
     return Step(policy_loss=policy_loss, kl_loss=kl_loss, entropy_loss=entropy_loss, grad_norm=grad_norm)
 
 
-def mini_batch_totals(config: RunConfig, loss_mask: Tensor) -> Totals:
-    """The normalisers of a mini-batch with this loss mask [B_mini, S_resp]."""
+def mini_batch_totals(config: RunConfig, batch: MiniBatch, loss_mask: Tensor) -> Totals:
+    """The normalisers of a mini-batch of a step with this loss mask [B_prompt*G, S_resp]."""
     horizon = config.algorithm.loss_scale_factor or config.rollout.max_response_tokens
-    return totals_of(loss_mask, horizon=horizon)
+    return totals_of(loss_mask[list(batch.samples)], horizon=horizon, sequences=batch.sequences)
 
 
 def micro_batch(
@@ -153,6 +133,7 @@ def micro_batch(
         response_mask=response_mask,
         temperature=config.rollout.temperature,
         packed=config.actor.packed,
+        shared_prompts=config.actor.shared_prompts,
         chunk_tokens=config.actor.log_prob_chunk_tokens,
         entropy_grad=config.algorithm.entropy_coef != 0,
     )
@@ -171,9 +152,9 @@ def micro_batch(
         rollout_is_weights=rollout_is_weights,
     )
     micro_batch_backward(model=model, loss=made.loss)
-    sums.add(made, new.entropy, old, new.new_log_prob, loss_mask)
+    sums.add(made, new.entropy, old, new.new_log_prob)
     parts = torch.stack([made.policy_loss, made.kl_loss, made.entropy_loss])
-    return MicroBatch(losses=parts, old_log_prob=old)
+    return MicroBatch(losses=parts, new_log_prob=new.new_log_prob.detach(), loss_mask=made.mask)
 
 
 def micro_batch_backward(*, model: nn.Module, loss: Tensor) -> None:
@@ -182,16 +163,14 @@ def micro_batch_backward(*, model: nn.Module, loss: Tensor) -> None:
 
 
 def optimizer_step(*, model: nn.Module, optimizer: torch.optim.Optimizer, grad_clip: float) -> Tensor:
-    """Clip the gradient (0: not at all), step, drop it. Returns the gradient's norm [] before clipping; it must be finite."""
+    """Clip the gradient (0: not at all), step, drop it. Returns the gradient's norm [] before clipping.
+
+    Raises NotFinite where it is not finite, before anything has moved.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
-    norm = torch.nn.utils.clip_grad_norm_(trained, grad_clip or math.inf)
-    if not torch.isfinite(norm):
-        names = [
-            n for n, p in model.named_parameters() if p.grad is not None and not bool(torch.isfinite(p.grad).all())
-        ]
-        raise BadInput(
-            f"grad_norm is {float(norm)}; the first gradient that is not finite: {names[0] if names else 'their sum'}"
-        )
+    norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+    finite.check_norm(model, norm)  # before clipping, which would multiply every gradient with what is not finite
+    torch.nn.utils.clip_grads_with_norm_(trained, grad_clip or math.inf, norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm.detach()
@@ -235,6 +214,7 @@ def log_prob_micro_batch(
         response_mask=response_mask,
         temperature=config.rollout.temperature,
         packed=config.actor.packed,
+        shared_prompts=config.actor.shared_prompts,
         chunk_tokens=config.actor.log_prob_chunk_tokens,
         sum_pi_squared=sum_pi_squared,
     )

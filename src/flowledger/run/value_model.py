@@ -37,7 +37,9 @@ class ValueModel(nn.Module):
         return entrance
 
 
-def load_value_model(path: str, policy: models.Policy, *, sizes: Tiny, seed: int, packed: bool) -> ValueModel:
+def load_value_model(
+    path: str, policy: models.Policy, *, sizes: Tiny, seed: int, packed: bool, shared_prompts: bool = True
+) -> ValueModel:
     """The critic's model in the policy's dtype, all of it trained, also where the policy has LoRA adapters.
 
     `start`: a copy of the start model without adapters, under a new head. `tiny`: a new model of `sizes`. Else a
@@ -45,7 +47,7 @@ def load_value_model(path: str, policy: models.Policy, *, sizes: Tiny, seed: int
     one. A new head draws its weights from N(0, 1 / (H + 1)²), so values start near 0.
 
     Raises BadInput for a path that is not there, a model that cannot be read, has more than one label or fewer tokens
-    than the policy, for one whose values depend on later tokens, and for one that the `packed` forward computes wrongly.
+    than the policy, for one whose values depend on later tokens, and for one that the forward asked for computes wrongly.
     """
     with models.quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -58,7 +60,7 @@ def load_value_model(path: str, policy: models.Policy, *, sizes: Tiny, seed: int
             model = _from_directory(path, policy)
     model = model.to(next(policy.model.parameters()).dtype).eval().requires_grad_(True)
     forward.use_segments(model.backbone)
-    _check(model, policy.sizes["V"], path, packed=packed)
+    _check(model, policy.sizes["V"], path, packed=packed, shared_prompts=shared_prompts)
     return model
 
 
@@ -70,6 +72,7 @@ def token_values(
     position_ids: Tensor,
     response_mask: Tensor,
     packed: bool,
+    shared_prompts: bool = True,
 ) -> Tensor:
     """The value before each response token, float32 [B_micro, S_resp]; 0 where response_mask is 0.
 
@@ -77,7 +80,7 @@ def token_values(
     [B_micro, S]; response_mask [B_micro, S_resp] covers the last columns.
     """
     hidden, wanted = forward.response_states(
-        model, full_sequence, attention_mask, position_ids, response_mask, packed=packed
+        model, full_sequence, attention_mask, position_ids, response_mask, packed=packed, shared_prompts=shared_prompts
     )
     values: Tensor = model.head(hidden)  # type: ignore[operator]  # [T_resp, 1]
     return forward.on_tokens(values[:, 0].float(), wanted)
@@ -117,22 +120,23 @@ def _from_directory(path: str, policy: models.Policy) -> ValueModel:
 
 
 @torch.no_grad()
-def _check(model: ValueModel, vocabulary: int, path: str, *, packed: bool) -> None:
-    """Refuse a model whose values look ahead, and one that the packed forward would compute wrongly."""
-    ids = torch.arange(12).reshape(2, 6) % vocabulary
-    mask, positions = torch.ones_like(ids), torch.arange(6).expand(2, 6)
+def _check(model: ValueModel, vocabulary: int, path: str, *, packed: bool, shared_prompts: bool) -> None:
+    """Refuse a model whose values look ahead, and one that the forward of this run would compute wrongly."""
+    ids, mask, positions = forward.probe(vocabulary)
 
-    def values(ids: Tensor, packed: bool = False) -> Tensor:
+    def values(ids: Tensor, way: forward.Way) -> Tensor:
         return token_values(
             model=model, full_sequence=ids, attention_mask=mask, position_ids=positions, response_mask=mask[:, 2:],
-            packed=packed,
+            packed=way.packed, shared_prompts=way.shared_prompts,
         )  # fmt: skip
 
-    truth, other_end = values(ids), ids.clone()
+    padded, *others = forward.ways(packed=packed, shared_prompts=shared_prompts)
+    truth, other_end = values(ids, padded), ids.clone()
     other_end[:, -1] = (ids[:, -1] + 1) % vocabulary
     scale = 1 + float(truth.abs().max())
-    if not float((values(other_end) - truth).abs().max()) <= 1e-6 * scale:
+    if not float((values(other_end, padded) - truth).abs().max()) <= 1e-6 * scale:
         raise BadInput(f"{KEY} = {path!r}: its values depend on later tokens; a critic needs causal attention")
-    gap = float((values(ids, packed) - truth).abs().max())
-    if not gap <= scale * (1e-3 if next(model.parameters()).dtype == torch.float32 else 0.1):
-        raise BadInput(f"{KEY} = {path!r}: the packed forward gives values off by {gap:.2g}; set actor.packed = false")
+    for way in others:
+        gap = float((values(ids, way) - truth).abs().max())
+        if not gap <= scale * (1e-3 if next(model.parameters()).dtype == torch.float32 else 0.1):
+            raise BadInput(f"{KEY} = {path!r}: {way.name} gives values off by {gap:.2g}; {way.instead}")

@@ -7,7 +7,7 @@ import torch
 
 from flowledger.config.schema import RunConfig
 from flowledger.flow.errors import BadInput
-from flowledger.run import checkpoints, forward, imports, models, prompts, rewards
+from flowledger.run import checkpoints, decode, forward, imports, models, prompts, rewards
 from flowledger.run.algorithms.kl import KlControl
 from flowledger.run.batches import Advantages, Update
 from flowledger.run.critic import Critic, load_critic
@@ -77,11 +77,13 @@ def _build(config: RunConfig, scorer: rewards.Scorer, abort: Abort | None, envir
     policy = models.load_policy(config.model, seed=config.seed)
     _check_stop_tokens(config, policy.sizes["V"])
     forward.use_segments(policy.model)
-    forward.check_forward(policy.model, policy.sizes["V"])
+    actor = config.actor
+    forward.check_forward(policy.model, policy.sizes["V"], packed=actor.packed, shared_prompts=actor.shared_prompts)
     scorer.load_models(policy, seed=config.seed)
     reference = models.reference_of(policy) if config.ref else None
     critic = load_critic(config, policy) if config.critic else None
     weights = rollout_weights(policy.model, shared=config.rollout.weights == "shared")
+    decode.verify(weights.model)
     if config.actor.activation_checkpointing:
         models.recompute_activations(policy.model)
     optimizer = adamw(policy.model, config.optim, lr=config.optim.lr)

@@ -6,15 +6,17 @@ Chinese.
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+from unicodedata import east_asian_width
 
 from flowledger.flow.axes import AXES, CUTS
 from flowledger.flow.dims import SYMBOLS
-from flowledger.flow.errors import BadInput, nearest
+from flowledger.flow.errors import BadInput, folded, nearest
 from flowledger.flow.kinds import KINDS
 from flowledger.flow.stages import Stage, stages
 from flowledger.flow.tensors import Form, Tensor, tensors
 from flowledger.show.explain_algorithms import algorithm_words, algorithms_of, facts_of
 from flowledger.show.languages import Language, said
+from flowledger.show.token_columns import MADE_BY_THE_LOSS
 from flowledger.tables import algorithms
 from flowledger.tables.metrics import Metric, find, metrics
 
@@ -36,7 +38,7 @@ def explain_rows(name: str, lang: Language = "en") -> dict[str, Any]:
     """The facts of one word, `what` and `name` first. Raises BadInput with the nearest known word.
 
     A word that is two things (`values` and `advantage` are stage and tensor) gives the tensor; `stage:values` asks for
-    the stage, and `tensor:`, `dim:`, `axis:`, `kind:`, `metric:` likewise. `advantage:gpg` asks for the estimator of
+    the stage, and `tensor:`, `dim:`, `axis:`, `kind:`, `column:`, `metric:` likewise. `advantage:gpg` asks for the estimator of
     that name, `policy_loss:gpg` for the loss.
     """
     return meanings(name, lang)[0]
@@ -49,9 +51,9 @@ def explain(name: str, lang: Language = "en") -> str:
 
 def meanings(name: str, lang: Language = "en") -> list[dict[str, Any]]:
     """The facts of every meaning of a word, the tensor first. Raises BadInput with the nearest known word."""
-    found = _meanings(name, lang)
+    what, colon, word = name.rpartition(":")
+    found = _meanings(name, lang) or _meanings(what + colon + _spelt(word), lang)
     if not found:
-        what, _, word = name.rpartition(":")
         known = algorithms.names(what) if what in algorithms.WHATS else _words()
         raise BadInput(f"nothing in the flow is called {name!r}{nearest(word, known)}")
     return found
@@ -61,7 +63,7 @@ def _meanings(name: str, lang: Language) -> list[dict[str, Any]]:
     what, colon, word = name.rpartition(":")
     asked = what if colon else None
     rows = tensors()
-    tensor = rows.get(word) or next((row for row in rows.values() if word in row.aliases), None)
+    tensor = rows.get(word) or next((row for row in rows.values() if word in (*row.aliases, row.token_column)), None)
     metric = find(word)
     candidates = (
         ("tensor", tensor and _tensor(tensor, word, lang)),
@@ -69,6 +71,7 @@ def _meanings(name: str, lang: Language) -> list[dict[str, Any]]:
         ("axis", word in AXES and _axis(word, lang)),
         ("dim", word in SYMBOLS and word not in AXES and _dim(word, lang)),
         ("kind", word in KINDS and _kind(word, lang)),
+        ("column", word in MADE_BY_THE_LOSS and _column(word, lang)),
         ("metric", metric and _metric(metric, word, lang)),
         *((row.what, facts_of(row, word, lang)) for row in algorithms.find(word)),
     )
@@ -153,6 +156,15 @@ def _kind(name: str, lang: Language) -> dict[str, Any]:
     return {"what": "kind", "name": name, "meaning": said(*KINDS[name], lang), "used_by": using}
 
 
+def _column(name: str, lang: Language) -> dict[str, Any]:
+    return {
+        "what": "column",
+        "name": name,
+        "meaning": said(*MADE_BY_THE_LOSS[name], lang),
+        "columns": [f"tokens.{name}"],
+    }
+
+
 def _metric(row: Metric, word: str, lang: Language) -> dict[str, Any]:
     return {
         "what": "metric",
@@ -174,28 +186,35 @@ def _lines(facts: Mapping[str, Any], lang: Language) -> Iterator[str]:
     shown = {key: value for key, value in facts.items() if key not in ("what", "name", "asked") and _is_said(value)}
     labels = {key: LABELS_ZH[key] if lang == "zh" else key.replace("_", " ") for key in shown}
     for key, value in shown.items():
-        label = f"  {labels[key]:<16}" if lang == "en" else f"  {labels[key]}："
-        for number, text in enumerate(_texts(key, value)):
-            yield (label if number == 0 else " " * (18 if lang == "en" else 4)) + text
+        label = f"  {labels[key]}".ljust(18 - _wide(labels[key]))
+        for number, text in enumerate(_texts(key, value, ": " if lang == "en" else "：")):
+            yield (label if number == 0 else " " * 18) + text
+
+
+def _wide(text: str) -> int:
+    """How many of its characters take two columns of a terminal."""
+    return sum(east_asian_width(one) in "WF" for one in text)
 
 
 def _is_said(value: object) -> bool:
     return value is not None and value is not False and value != [] and value != {}
 
 
-def _texts(key: str, value: Any) -> Iterator[str]:
+def _texts(key: str, value: Any, colon: str) -> Iterator[str]:
     if key == "forms":
         yield from (_form_text(form) for form in value)
     elif key == "inputs":
         yield from (f"{one['tensor']}  {one['shape']}" for one in value)
     elif key in ("needs", "algorithms"):
-        yield from (f"{word}: {text if isinstance(text, str) else ', '.join(text)}" for word, text in value.items())
+        yield from (
+            f"{word}{colon}{text if isinstance(text, str) else ', '.join(text)}" for word, text in value.items()
+        )
     elif key == "healthy":
         low, high = value
         yield f"{'-inf' if low is None else low} … {'inf' if high is None else high}"
     elif key == "variants":
         yield from (
-            f"{name}: {'  '.join(f'{axis}={at}' for axis, at in placed.items())}" for name, placed in value.items()
+            f"{name}{colon}{'  '.join(f'{axis}={at}' for axis, at in placed.items())}" for name, placed in value.items()
         )
     elif isinstance(value, dict):
         yield "  ".join(f"{axis}={placed}" for axis, placed in value.items())
@@ -216,6 +235,12 @@ def _form_text(form: Mapping[str, Any]) -> str:
     return f"{form['form']}: {form['shape']}" + (f"  {said}" if said else "") + (f"  {{{cut}}}" if cut else "")
 
 
+def _spelt(word: str) -> str:
+    """A known word that differs in case, `-` and `_` only, where there is one."""
+    return next((known for known in _words() if folded(known) == folded(word)), word)
+
+
 def _words() -> list[str]:
     aliases = [alias for row in tensors().values() for alias in row.aliases]
-    return [*tensors(), *stages(), *SYMBOLS, *KINDS, *metrics(), *aliases, *algorithm_words()]
+    columns = [*MADE_BY_THE_LOSS, *(row.token_column for row in tensors().values() if row.token_column)]
+    return [*tensors(), *stages(), *SYMBOLS, *KINDS, *metrics(), *aliases, *columns, *algorithm_words()]

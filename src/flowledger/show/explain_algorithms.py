@@ -35,7 +35,7 @@ def facts_of(row: Method, word: str, lang: Language) -> dict[str, Any]:
         "asked": word,
         "is": said(english, chinese, lang),
         "purpose": said(row.purpose, row.purpose_zh, lang),
-        "formula": row.formula,
+        "formula": said(row.formula, row.formula_zh or row.formula, lang),
         "source": row.source,
         "chosen_by": setting,
         "grain": said(*GRAINS[row.grain], lang),

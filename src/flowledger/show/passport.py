@@ -12,6 +12,7 @@ from rich.text import Text
 from flowledger.flow.errors import BadInput
 from flowledger.ledger.reader import Ledger
 from flowledger.show.plain import as_json
+from flowledger.show.token_columns import legend
 from flowledger.show.words import (
     ABSENT,
     harmless,
@@ -36,6 +37,7 @@ HOPS: dict[tuple[str, str | None], tuple[str, ...]] = {
     ("ref_log_prob", None): (),
     ("values", None): (),
     ("advantage", None): ("advantage",),
+    ("update_critic", None): (),  # as a whole: its micro-batches may be cut otherwise than the policy's
     ("update_actor", None): ("trained",),
     ("update_actor", "forward"): (),
     ("update_actor", "loss"): (),
@@ -43,12 +45,15 @@ HOPS: dict[tuple[str, str | None], tuple[str, ...]] = {
     ("update_actor", "step"): (),
     ("weight_sync", None): (),
 }
+# Stage -> what its forward pass makes as any does: there it is the old or the reference policy's, or used by nobody.
+BY_ANOTHER_NAME = {"old_log_prob": ("new_log_prob",), "ref_log_prob": ("new_log_prob", "entropy")}
 # Log-probs and what comes of them: (column of the token strip, heading).
 STRIP = (
     ("rollout_log_prob", "rollout"), ("old_log_prob", "old"), ("ref_log_prob", "ref"), ("new_log_prob", "new"),
-    ("reward", "reward"), ("value", "value"), ("advantage", "adv"), ("ratio", "ratio"), ("entropy", "entropy"),
-    ("loss_share", "loss share"),
+    ("kl", "kl"), ("reward", "reward"), ("value", "value"), ("return", "return"), ("advantage", "adv"), ("weight", "weight"), ("ratio", "ratio"),
+    ("entropy", "entropy"), ("loss_share", "loss share"),
 )  # fmt: skip
+OTHERS = " Tokens of the response without R are the environment's: no log-prob, value or loss is made of them."
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +113,7 @@ def _hop(
     tensors = [
         {"tensor_name": row["tensor_name"], "access": row["access"], "slice": _slice(row)}
         for row in touched
-        if row["stage"] == stage and (row["phase"] == phase or (not phase and (stage, row["phase"]) not in HOPS))
+        if row["stage"] == stage and row["tensor_name"] not in BY_ANOTHER_NAME.get(stage, ()) and (row["phase"] == phase or (not phase and (stage, row["phase"]) not in HOPS))
         and (not phase or row["micro_batch"] is None or not micro or row["micro_batch"] in micro)
     ]  # fmt: skip
     start = min((span["start_ns"] for span in here), default=None)
@@ -196,10 +201,8 @@ def draw(found: Passport, screen: Console) -> None:
     screen.print(_hop_grid(found.hops))
     if found.tokens:
         screen.print(_strip(found.tokens))
-        screen.print(
-            "dim: prompt or outside the loss mask; values are log-probs under rollout, old, ref and new weights",
-            style="dim",
-        )
+        headings = [heading for _, heading in _shown(found.tokens)]
+        screen.print(legend(headings) + (OTHERS if _has_others(found.tokens) else ""), style="dim")
     if len(found.group) > 1:
         screen.print(_group_grid(found))
     for note in found.notes:
@@ -208,17 +211,9 @@ def draw(found: Passport, screen: Console) -> None:
 
 def _hop_grid(hops: Rows) -> Grid:
     grid = Grid(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    for heading, right in (
-        ("hop", False),
-        ("at", True),
-        ("took", True),
-        ("read", False),
-        ("written", False),
-        ("learnt", False),
-    ):
-        grid.add_column(
-            heading, justify="right" if right else "left", no_wrap=heading in ("hop", "at", "took"), overflow="fold"
-        )
+    for heading in ("hop", "at", "took", "read", "written", "learnt"):
+        right, short = heading in ("at", "took"), heading in ("hop", "at", "took")
+        grid.add_column(heading, justify="right" if right else "left", no_wrap=short, overflow="fold")
     for hop in hops:
         grid.add_row(
             Text(f"  {hop['phase']}" if hop["phase"] else hop["stage"], style="cyan") if hop["phase"] is None
@@ -252,9 +247,14 @@ def _values(values: dict[str, Any]) -> Text:
     return Text(harmless("\n".join(lines)))
 
 
+def _shown(tokens: Rows) -> list[tuple[str, str]]:
+    """(column, heading) of what is known of some of these tokens."""
+    return [(name, heading) for name, heading in STRIP if any(row[name] is not None for row in tokens)]
+
+
 def _strip(tokens: Rows) -> Grid:
     grid = Grid(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    shown = [(name, heading) for name, heading in STRIP if any(row[name] is not None for row in tokens)]
+    shown = _shown(tokens)
     for heading in ("pos", "id", "text", "A R L", *(heading for _, heading in shown)):
         grid.add_column(
             heading, justify="left" if heading in ("text", "A R L") else "right", no_wrap=True, overflow="ellipsis"
@@ -268,6 +268,12 @@ def _strip(tokens: Rows) -> Grid:
         grid.add_row(str(row["position"]), written(row["token_id"], "text"), Text(text), masks, *cells,
                      style="" if row["loss_mask"] else "dim")  # fmt: skip
     return grid
+
+
+def _has_others(tokens: Rows) -> bool:
+    """Whether an environment wrote some of these tokens: a response has tokens that are not the policy's own."""
+    own = [bool(row["response_mask"]) for row in tokens if row["attention_mask"]]
+    return not all(own[own.index(True) :]) if any(own) else False
 
 
 def _group_grid(found: Passport) -> Grid:

@@ -10,6 +10,7 @@ WATCHED = (
     ("reward", "reward/mean", ".3f"),
     ("entropy", "entropy", ".2f"),
     ("kl", "ref_kl", ".1e"),
+    ("kl", "reward_kl", ".1e"),  # a step has one of the two: KL is in the loss or in the reward
     ("grad", "grad_norm", ".2f"),
     ("len", "response_length/mean", ".0f"),
     ("tok/s", "tokens_per_s", ",.0f"),
@@ -29,7 +30,9 @@ def progress(name: str, steps: int, *, quiet: bool) -> Iterator[Callable[[int, M
         yield (
             (lambda *_: None)
             if quiet
-            else lambda step, metrics: screen.print(f"step {step} ({step + 1} of {steps})  {figures(metrics)}")
+            else lambda step, metrics: screen.print(
+                f"step {step} ({step + 1} of {steps})  {figures(metrics)}", soft_wrap=True
+            )
         )
         return
     columns = (

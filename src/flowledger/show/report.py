@@ -108,7 +108,7 @@ def conclude(ledger: Ledger, screen: Console) -> None:
     counts = {
         verdict: sum(row["verdict"] == verdict for row in findings) for verdict in ("pass", "warn", "fail", "skipped")
     }
-    said = {"pass": "hold", "warn": "warn", "fail": "are broken", "skipped": "not checked"}
+    said = {"pass": "hold", "warn": "warn", "fail": "broken", "skipped": "not checked"}
     laws = ", ".join(f"{n} {said[verdict]}" for verdict, n in counts.items() if n)
     screen.print(f"laws: {laws}; run {ledger.directory.state}")
     screen.print(own_cost(ledger))

@@ -25,6 +25,7 @@ def human_number(value: float) -> str:
     """Four significant digits, without an exponent where that is short."""
     if not math.isfinite(value):
         return str(value)
+    value += 0.0  # of -0 makes 0
     return f"{value:.0f}" if value == int(value) and abs(value) < 1e6 else f"{value:.4g}"
 
 

@@ -6,11 +6,11 @@ holds that both know the same names.
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import cache
 from importlib.resources import files
 
-from flowledger.flow.errors import BadInput, nearest
+from flowledger.flow.errors import BadInput, folded, nearest
 
 # What an algorithm is -> (English, Chinese, the setting that chooses it by name; none where there is only one).
 WHATS: dict[str, tuple[str, str, str | None]] = {
@@ -40,7 +40,7 @@ GRAINS: dict[str, tuple[str, str]] = {
 # What an algorithm needs beside rewards and log-probs -> (English, Chinese): the setting that supplies it, or who does.
 NEEDS: dict[str, tuple[str, str]] = {
     "critic": ("the section `critic:`", "配置中的 `critic:` 一节"),
-    "group": ("at least 2 samples per prompt (rollout.samples_per_prompt)", "每个 prompt 至少 2 个样本（rollout.samples_per_prompt）"),
+    "group": ("at least 2 samples per prompt (rollout.samples_per_prompt) to have any effect", "每个 prompt 至少 2 个样本（rollout.samples_per_prompt）才有效果"),
     "baseline": ("the reward of a greedy response to each prompt, which the loop samples and scores", "每个 prompt 的贪心 response 的 reward，由循环采样并打分"),
     "ref": ("the section `ref:`", "配置中的 `ref:` 一节"),
     "sum_pi_squared": ("the sum of squared probabilities over the vocabulary, of the old_log_prob pass", "old_log_prob 前向给出的词表概率平方和"),
@@ -56,6 +56,7 @@ class Method:
     what: str  # one of WHATS
     name: str
     formula: str  # one line
+    formula_zh: str = ""  # where words stand in it
     source: str  # paper and arXiv number, or where else it is defined
     grain: str  # one of GRAINS: what one number of it belongs to
     inputs: tuple[str, ...]  # tensors of the flow
@@ -90,6 +91,12 @@ def find(word: str) -> tuple[Method, ...]:
     return tuple(row for row in algorithms().values() if word == row.name or word in row.aliases)
 
 
+def meant(setting: str, word: str) -> str | None:
+    """The value of a setting for a name that the field has for it (`tis`: `token`, `PPO`: `gae`), spelt anyhow."""
+    mine = [row for row in algorithms().values() if WHATS[row.what][2] == setting]
+    return next((row.name for row in mine if folded(word) in map(folded, (row.name, *row.aliases))), None)
+
+
 def method(what: str, name: str) -> Method:
     """One algorithm by its sort and its name or alias. Raises BadInput with the nearest name of that sort."""
     found = next((row for row in find(name) if row.what == what), None)
@@ -106,13 +113,26 @@ def needs_of(what: str, name: str) -> frozenset[str]:
 
 
 def _row(raw: dict[str, object]) -> Method:
-    fields = dict(raw)
+    _check_columns(raw)
+    columns = dict(raw)
     for listed in ("inputs", "settings", "aliases"):
-        fields[listed] = tuple(fields.get(listed, ()))  # type: ignore[arg-type]  # TOML, checked below
-    fields["needs"] = frozenset(fields.get("needs", ()))  # type: ignore[call-overload]
-    row = Method(**fields)  # type: ignore[arg-type]
+        columns[listed] = tuple(columns.get(listed, ()))  # type: ignore[arg-type]  # TOML, checked below
+    columns["needs"] = frozenset(columns.get("needs", ()))  # type: ignore[call-overload]
+    row = Method(**columns)  # type: ignore[arg-type]
     if row.what not in WHATS or row.grain not in GRAINS or not row.needs <= NEEDS.keys():
         raise AssertionError(
             f"algorithms.toml: {row.name}: what {row.what!r}, grain {row.grain!r}, needs {set(row.needs)}"
         )
     return row
+
+
+def _check_columns(raw: Mapping[str, object]) -> None:
+    """Raises BadInput that names the row and the columns which it lacks, or has and should not."""
+    required = [one.name for one in fields(Method) if one.default is MISSING and one.default_factory is MISSING]
+    known = [one.name for one in fields(Method)]
+    lacking = [name for name in required if name not in raw]
+    strange = [name for name in raw if name not in known]
+    if lacking or strange:
+        said = [f"lacks {', '.join(lacking)}"] if lacking else []
+        said += [f"has the unknown column {name!r}{nearest(name, known)}" for name in strange]
+        raise BadInput(f"algorithms.toml: the row {raw.get('name', '?')!r} {' and '.join(said)}")

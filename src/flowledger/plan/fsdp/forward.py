@@ -8,7 +8,7 @@ from flowledger.plan.fsdp.symbols import computes_in, is_packed_loop, stream_in
 from flowledger.plan.fsdp.traffic import Traffic
 from flowledger.plan.fsdp.units import Unit, is_first, is_last, layer_units, outer_units
 from flowledger.plan.job import Job
-from flowledger.plan.logits import inside, logits_lives
+from flowledger.plan.logits import head_rows, inside, logits_lives
 from flowledger.plan.timeline import Clock
 
 
@@ -111,6 +111,10 @@ class Forward:
             self.run.add(
                 "attention_mask", size, at, at + FOREVER, "mask of queries and keys", kind="temporary", formula="B*S*S"
             )
+        if self.job.beside_tokens:
+            size = computes_in(self.job.engine) * self.job.longest**2
+            label = "mask of responses that share a prompt"
+            self.run.add("attention_mask", size, at, at + FOREVER, label, kind="temporary", formula="e*S*S")
 
     def _head(self) -> None:
         """Final norm, the hidden states it leaves, logits and loss, and with gradients their backward."""
@@ -122,7 +126,7 @@ class Forward:
             forward(self.run, self.norm, "forward", saves=job.gradients)
         hidden = self.clock.now
         self._ask("head")
-        rows = job.local_tokens if job.logit_tokens is None else min(job.logit_tokens, job.local_tokens)
+        rows = head_rows(job)
         vocab = -(-job.architecture.vocab // job.mesh.tp)
         self.run.lives += logits_lives(job, rows, vocab, self.clock, gathers=self.outer.regathers)
         self.begun = self._instant("head/backward") or self.clock.now

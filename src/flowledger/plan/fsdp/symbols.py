@@ -41,6 +41,7 @@ def symbols(job: Job) -> dict[str, object]:
         "F": -(-arch.ffn // tp),
         "e": computes_in(engine),
         "r": stream_in(engine),
+        "B": job.beside_tokens,
         "N": tokens,
         "W": arch.hidden,
         "I": 1,

@@ -30,15 +30,32 @@ def _register(name: str, function: Any) -> str:
 
 
 def segments(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
-    """One packed segment after another, then joined: flowledger's own loop. [1, A, T, D] -> [1, T, A, D]."""
-    tokens, longest = query.shape[2], kwargs.get("longest") or query.shape[2]
-    lengths = [longest] * (tokens // longest) + ([tokens % longest] if tokens % longest else [])
-    grouped = key.shape[1] != query.shape[1]
-    parts = [
-        scaled_dot_product_attention(q, k, v, is_causal=True, scale=kwargs.get("scaling"), enable_gqa=grouped)
-        for q, k, v in zip(*(torch.split(x, lengths, 2) for x in (query, key, value)), strict=True)
-    ]
-    return torch.cat(parts, 2).transpose(1, 2).contiguous(), None
+    """One packed segment after another, then joined: flowledger's own loop. [1, A, T, D] -> [1, T, A, D].
+
+    Samples that share a prompt come last: each attends to its response beside a copy of the first sample's prompt.
+    """
+    job: Job | None = kwargs.get("job")
+    tokens, longest = query.shape[2], job.longest if job else query.shape[2]
+    others = job.beside_tokens // longest if job else 0
+    response = max(1, (tokens - (job.sequences - others) * longest) // others) if job and others else 0
+    alone = tokens - others * response
+    lengths = [longest] * (alone // longest) + ([alone % longest] if alone % longest else []) + [response] * others
+    mask = query.new_zeros(longest, longest) if others else None
+    parts = list(zip(*(torch.split(x, lengths, 2) for x in (query, key, value)), strict=True))
+    prompt = [x[:, :, : longest - response] for x in parts[0][1:]]
+    found = []
+    for index, (q, k, v) in enumerate(parts):
+        shares = index >= len(parts) - others
+        if shares:
+            k, v = (torch.cat(both, 2) for both in zip(prompt, (k, v), strict=True))
+        seen = mask[-q.shape[2] :, : k.shape[2]] if mask is not None and shares else None
+        found.append(
+            scaled_dot_product_attention(
+                q, k, v, attn_mask=seen, is_causal=not shares, scale=kwargs.get("scaling"),
+                enable_gqa=k.shape[1] != q.shape[1],
+            )
+        )  # fmt: skip
+    return torch.cat(found, 2).transpose(1, 2).contiguous(), None
 
 
 def kernel(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:

@@ -203,7 +203,7 @@ class MicroBatch:
         if self.loss.how.startswith("own") and rows < self.job.tokens:
             rows = torch.arange(rows)  # it picks rows, which copies them; others take the last ones, which does not
         inputs = {"input_ids": self.ids, "position_ids": self.positions, "logits_to_keep": rows}
-        more = {"longest": self.job.longest} if is_packed_loop(self.job.engine) else {}
+        more = {"job": self.job} if is_packed_loop(self.job.engine) else {}
         found: Tensor = self.model(**inputs, **more, return_dict=False)[0]
         if self.loss.how in (*CHUNKED, *FOREIGN):
             return found

@@ -157,7 +157,7 @@ PROBES: tuple[Probe, ...] = (
             "advantages": "advantages",
             "rollout_is_weights": "rollout_is_weights",
         },
-        results={"args.model": "params", "old_log_prob": "old_log_prob"},
+        results={"args.model": "params", "old_log_prob": "old_log_prob", "loss_mask": "loss_mask"},
     ),
     Probe(
         stage="weight_sync",

@@ -23,16 +23,17 @@ class Totals:
     """Normalisers of one mini-batch."""
 
     tokens: int  # unmasked ones, over all ranks
-    sequences: int  # with at least one unmasked token, over all ranks
+    sequences: int  # kept before rejection, over all ranks: a response that was rejected whole counts, as in verl
     rows: int  # all sequences of this rank, masked ones too
     horizon: int  # fixed length that divides in seq-mean-token-sum-norm
     ranks: int = 1  # data-parallel ranks whose gradients are averaged
 
 
-def totals_of(mask: Tensor, *, horizon: int) -> Totals:
-    """The totals of a mini-batch's loss mask [B_mini, S_resp] on one rank."""
+def totals_of(mask: Tensor, *, horizon: int, sequences: int | None = None) -> Totals:
+    """The totals of a mini-batch's loss mask [B_mini, S_resp] on one rank; sequences None: those with an unmasked token."""
     lengths = mask.sum(-1)
-    return Totals(tokens=int(lengths.sum()), sequences=int((lengths > 0).sum()), rows=len(mask), horizon=horizon)
+    counted = int((lengths > 0).sum()) if sequences is None else sequences
+    return Totals(tokens=int(lengths.sum()), sequences=counted, rows=len(mask), horizon=horizon)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +96,6 @@ REDUCTIONS: dict[Mode, Reduction] = {
     # number of its sequence (verl's geo_mean).
     "row-mean": Reduction(by=length, scale=lambda t: per(t.rows), exact=True),
 }
-AGGREGATION_WEIGHTS = {mode: reduction.weight for mode, reduction in REDUCTIONS.items()}
 
 
 def unmasked(values: Tensor, mask: Tensor) -> Tensor:

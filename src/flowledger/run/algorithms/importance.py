@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from flowledger.config.algorithm import RolloutCorrection
-from flowledger.run.algorithms.masked import masked_mean, masked_sum
-
-BOUND = 20.0  # log ratios are clamped to ±20: e^20 is far beyond any weight that is of use
-TINY = 1e-8
+from flowledger.run.algorithms.log_ratios import clamped
+from flowledger.run.algorithms.masked import TINY, masked_mean, masked_sum
 
 
 def importance_weights(log_ratio: Tensor, mask: Tensor, settings: RolloutCorrection) -> Tensor:
@@ -30,7 +28,7 @@ def importance_weights(log_ratio: Tensor, mask: Tensor, settings: RolloutCorrect
 
 def raw_weights(log_ratio: Tensor, mask: Tensor, settings: RolloutCorrection) -> Tensor:
     """The ratios themselves [B_prompt*G, S_resp], clamped to e^±20 and 0 where `mask` is 0."""
-    ratio = LOG_RATIOS[settings.importance](log_ratio, mask).clamp(-BOUND, BOUND).exp()
+    ratio = clamped(LOG_RATIOS[settings.importance](log_ratio, mask)).exp()
     return torch.where(mask.bool(), ratio, torch.zeros_like(log_ratio))
 
 

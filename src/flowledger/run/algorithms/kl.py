@@ -12,6 +12,7 @@ from torch import Tensor
 
 from flowledger.config.algorithm import Algorithm
 from flowledger.run.algorithms.aggregation import unmasked
+from flowledger.run.algorithms.log_ratios import clamped
 
 Form = Callable[[Tensor], Tensor]
 
@@ -31,7 +32,7 @@ def k3(delta: Tensor) -> Tensor:
 
     Where a clamp holds there is no gradient.
     """
-    minus = (-delta).clamp(-20.0, 20.0)
+    minus = clamped(-delta)
     return (minus.exp() - minus - 1).clamp(-10.0, 10.0)
 
 

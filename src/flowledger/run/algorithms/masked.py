@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-TINY = 1e-8  # beside the number of tokens in a mean, and beside the variance in whitening
+TINY = 1e-8  # verl's, beside what divides: a number of tokens, a variance, a sum of weights
 
 
 class Moments(NamedTuple):
@@ -41,21 +41,15 @@ def moments(values: Tensor, mask: Tensor) -> Moments:
     return Moments(mean, torch.where(tokens > 1, variance, 0.0), tokens)
 
 
-def masked_var(values: Tensor, mask: Tensor) -> Tensor:
-    """Unbiased variance [] of `values` [B, S] over all unmasked tokens; 0 below two of them."""
-    return moments(values, mask).variance
-
-
 def whitened(values: Tensor, found: Moments) -> Tensor:
     """(values - mean) / sqrt(variance + 1e-8), any shape; 0 everywhere where `found` has seen fewer than two tokens."""
     scaled = (values - found.mean) * torch.rsqrt(found.variance + TINY)
     return torch.where(found.tokens > 1, scaled, 0.0)
 
 
-def masked_whiten(values: Tensor, mask: Tensor, *, shift_mean: bool = True) -> Tensor:
-    """`values` [B, S] with mean 0 and variance 1 over the unmasked tokens; `shift_mean` false: with the mean they had.
+def masked_whiten(values: Tensor, mask: Tensor) -> Tensor:
+    """`values` [B, S] with mean 0 and variance 1 over the unmasked tokens.
 
     Masked tokens are moved and scaled as well, as in verl: multiply by the mask where they must be 0.
     """
-    found = moments(values, mask)
-    return whitened(values, found) if shift_mean else whitened(values, found) + found.mean
+    return whitened(values, moments(values, mask))

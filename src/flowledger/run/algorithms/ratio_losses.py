@@ -8,12 +8,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from flowledger.run.algorithms.log_ratios import clamped
+from flowledger.run.algorithms.masked import TINY
 from flowledger.run.algorithms.token_loss import LossInputs, TokenLoss
 
 
 def ratio_of(inputs: LossInputs) -> Tensor:
     """ρ [B_micro, S_resp], with its gradient."""
-    return (inputs.new_log_prob - inputs.old_log_prob).clamp(-20.0, 20.0).exp()
+    return clamped(inputs.new_log_prob - inputs.old_log_prob).exp()
 
 
 def vanilla(inputs: LossInputs) -> TokenLoss:
@@ -111,7 +113,7 @@ def dppo_kl(inputs: LossInputs) -> TokenLoss:
 
     def too_far(new: Tensor, old: Tensor, up: Tensor) -> Tensor:
         p, q = new.exp(), old.exp()
-        kl = q * (old - new) + (1 - q) * torch.log((1.0 - q + 1e-8) / (1.0 - p + 1e-8))
+        kl = q * (old - new) + (1 - q) * torch.log((1.0 - q + TINY) / (1.0 - p + TINY))
         s = inputs.settings
         return torch.where(up, ~(kl <= s.clip_high) & ~(p <= q), ~(kl <= s.clip_low) & ~(p >= q))
 

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from flowledger.config.algorithm import Rejection
+from flowledger.run.algorithms.log_ratios import clamped
 from flowledger.run.algorithms.masked import masked_mean, masked_sum
-
-BOUND = 20.0  # log ratios are clamped to ±20
 
 
 def keep(log_ratio: Tensor, mask: Tensor, rejections: Sequence[Rejection]) -> Tensor:
@@ -23,7 +22,7 @@ def keep(log_ratio: Tensor, mask: Tensor, rejections: Sequence[Rejection]) -> Te
     to `high`. k1 is minus the log ratio, so `low` bounds π_rollout / π_old. An unmasked NaN is rejected; a masked
     token may hold anything.
     """
-    log_ratio = torch.where(mask.bool(), log_ratio, torch.zeros_like(log_ratio)).clamp(-BOUND, BOUND)
+    log_ratio = clamped(torch.where(mask.bool(), log_ratio, torch.zeros_like(log_ratio)))
     kept = mask.bool()
     for rejection in rejections:
         level, estimator = rejection.kind.rsplit("_", 1)

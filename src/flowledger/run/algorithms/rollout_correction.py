@@ -11,7 +11,8 @@ from torch import Tensor
 
 from flowledger.config.algorithm import RolloutCorrection
 from flowledger.run.algorithms import importance, rejection
-from flowledger.run.algorithms.masked import masked_mean
+from flowledger.run.algorithms.log_ratios import BOUND, clamped
+from flowledger.run.algorithms.masked import TINY, masked_mean
 
 SHARE_OF_RANGE = 0.9  # exponents end at this share of what the dtype holds, so that sums of figures stay finite
 PREFIX = "rollout_correction"
@@ -55,8 +56,8 @@ def divergence(*, old_log_prob: Tensor, rollout_log_prob: Tensor, mask: Tensor) 
     Perplexities are means over responses, and a response without unmasked tokens counts as 1, as in verl.
     """
     log_ratio = old_log_prob - rollout_log_prob
-    token = log_ratio.clamp(-importance.BOUND, importance.BOUND)
-    whole = importance.response_log_ratio(log_ratio, mask).clamp(-importance.BOUND, importance.BOUND)
+    token = clamped(log_ratio)
+    whole = clamped(importance.response_log_ratio(log_ratio, mask))
     return {
         "training_ppl": float(_perplexity(old_log_prob, mask)),
         "rollout_ppl": float(_perplexity(rollout_log_prob, mask)),
@@ -75,8 +76,8 @@ def weight_figures(log_ratio: Tensor, mask: Tensor, settings: RolloutCorrection)
     raw = importance.raw_weights(log_ratio, mask, settings)
     weights = importance.bounded(raw, settings)
     mean = masked_mean(weights, mask)
-    square = float(masked_mean((weights / (mean + importance.TINY)).square(), mask))
-    whole = importance.response_log_ratio(log_ratio, mask).clamp(max=importance.BOUND).exp()
+    square = float(masked_mean((weights / (mean + TINY)).square(), mask))
+    whole = importance.response_log_ratio(log_ratio, mask).clamp(max=BOUND).exp()
     return {
         "weight_mean": float(mean),
         "weight_max": float((weights if settings.importance == "token" else whole).max()),

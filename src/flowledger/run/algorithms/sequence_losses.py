@@ -2,6 +2,7 @@
 
 import torch
 
+from flowledger.run.algorithms.masked import TINY
 from flowledger.run.algorithms.token_loss import LossInputs, TokenLoss
 
 
@@ -30,7 +31,7 @@ def geo_mean(inputs: LossInputs) -> TokenLoss:
     rollout_is_weights enter by their geometric mean.
     """
     s, a, mask = inputs.settings, inputs.advantages, inputs.mask
-    lengths = mask.sum(-1) + 1e-8
+    lengths = mask.sum(-1) + TINY
     log_ratio = inputs.new_log_prob - inputs.old_log_prob
     sign = a.sign()
     free, held = sign * log_ratio, sign * log_ratio.clamp(-s.clip_low, s.clip_high)

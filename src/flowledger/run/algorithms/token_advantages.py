@@ -13,10 +13,8 @@ from torch.nn.functional import pad
 from flowledger.flow.errors import BadInput
 from flowledger.run.algorithms.estimate import AdvantageInputs, Estimate
 from flowledger.run.algorithms.groups import Groups
-from flowledger.run.algorithms.masked import masked_sum, masked_whiten
+from flowledger.run.algorithms.masked import TINY, masked_sum, masked_whiten
 from flowledger.run.algorithms.scans import compact, expand, following, masked_suffix_sums, suffix_sums
-
-TINY = 1e-8  # beside the sum of weights that divides
 
 SUPPLIED_BY = {  # what some estimators need beside rewards -> how a run comes by it
     "values": "add a `critic:` section",
