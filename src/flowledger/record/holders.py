@@ -23,13 +23,14 @@ _OURS = "flowledger.record"
 def holders(pointers: Iterable[int]) -> dict[int, str]:
     """`module.function: path` of a variable through which each storage is reached, where one is found in time."""
     search = _Search(set(pointers))
-    for where, names in _namespaces(_frames()):
-        for depth in range(DEPTH + 1):  # what is near is found first, and is the better answer
+    spaces = list(_namespaces(_frames()))
+    for depth in range(DEPTH + 1):  # what is near is found first, and is the better answer
+        for where, names in spaces:
+            if search.done:
+                return search.found
             search.begin(where)
             for name, value in names:
                 search.visit(value, name, depth)
-        if search.done:
-            break
     return search.found
 
 
