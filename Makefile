@@ -11,7 +11,8 @@ export PYTHONUNBUFFERED := 1
 run: $(VENV)/.run
 	$(BIN)/flowledger run examples/smollm2.yaml --tables
 
-# Lint, types and walls, then every test.
+# Lint, types and walls, then every test. Models here are tiny: a second thread costs more than it gives.
+test: export OMP_NUM_THREADS := 1
 test: check
 	$(BIN)/python -m pytest
 

@@ -28,11 +28,6 @@ UNDECLARED = {
     ("ref_log_prob", "forward", "entropy"): "the same function returns entropy, which nobody reads here",
     (
         "update_actor",
-        "backward",
-        "logits",
-    ): "a chunk's logits are made again in backward; they are declared where they are read",
-    (
-        "update_actor",
         "forward",
         "activations",
     ): "recorded as one flat sum of storages a layer, planned as tensors of size H",

@@ -11,7 +11,6 @@ from flowledger.config.algorithm import AGGREGATIONS, REJECTIONS
 from flowledger.flow.errors import BadInput
 from flowledger.run import loop, stages
 from flowledger.run.algorithms.advantages import ADVANTAGES
-from flowledger.run.algorithms.kl import KL_FORMS
 from flowledger.run.algorithms.policy_losses import POLICY_LOSSES
 from tests.run.worlds import config
 
@@ -41,10 +40,9 @@ def test_every_advantage_estimator_trains(name: str) -> None:
     assert ("value_loss" in metrics[0]) == (name in CRITIC)
 
 
-@pytest.mark.parametrize("mini", [1, 2])
 @pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_every_policy_loss_trains_on_and_off_policy(name: str, mini: int) -> None:
-    metrics, moved = two_steps(algorithm={"policy_loss": name}, actor={"mini_batch_prompts": mini, "epochs": 2}, seed=3)
+def test_every_policy_loss_trains_on_and_off_policy(name: str) -> None:
+    metrics, moved = two_steps(algorithm={"policy_loss": name}, actor={"mini_batch_prompts": 1, "epochs": 2}, seed=3)
     assert finite(metrics)
     assert moved > 0
 
@@ -57,7 +55,7 @@ def test_every_aggregation_trains(mode: str) -> None:
 
 
 @pytest.mark.parametrize("where", ["loss", "reward"])
-@pytest.mark.parametrize("form", KL_FORMS)
+@pytest.mark.parametrize("form", ["k1", "abs", "k2", "k3", "k3+"])  # the others are these by another name
 def test_every_kl_form_holds_the_policy_in_loss_and_in_reward(form: str, where: str) -> None:
     made = {"kl_coef": 0.1, "kl_form": form, "kl_in": where, "kl_control": "adaptive", "kl_horizon": 100}
     metrics, moved = two_steps(algorithm=made, ref={"path": "start"}, seed=3)

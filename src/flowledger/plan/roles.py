@@ -73,9 +73,10 @@ def unused(config: RunConfig) -> frozenset[tuple[str, str]]:
 def unwritten(config: RunConfig) -> frozenset[tuple[str, str]]:
     """(stage, tensor) that the stage reads alone, where other settings would have it written there too."""
     algorithm = config.algorithm
-    rejects = bool(algorithm.rollout_correction.rejections) and algorithm.policy_loss != passes.BYPASS
+    rejects, bypasses = bool(algorithm.rollout_correction.rejections), algorithm.policy_loss == passes.BYPASS
     made = {
-        ("advantage", "loss_mask"): rejects,
+        ("advantage", "loss_mask"): rejects and not bypasses,
+        ("update_actor", "loss_mask"): rejects and bypasses,
         ("update_actor", "old_log_prob"): not config.old_log_prob_pass,
     }
     return frozenset(where for where, asked in made.items() if not asked)
