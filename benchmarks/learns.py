@@ -22,7 +22,10 @@ WINDOW = 5  # steps that a mean is taken over
 BAR, LIMIT_S = 0.9, 180.0
 QUICK_BAR, QUICK_LIMIT_S = 0.5, 36.0  # one seed, ended at the bar; still out of reach without reading the prompt
 CHANCE_STEPS = 10
-NEEDS = {"gae": ("critic.path=start", "critic.lr=0.005")}  # estimator -> what it needs beside examples/learns.yaml
+NEEDS = {  # estimator -> what it needs beside examples/learns.yaml; whitening magnifies the last failures of a step
+    "gae": ("critic.path=start", "critic.lr=0.005", "optim.lr=0.003"),
+    "reinforce_plus_plus": ("optim.lr=0.003",),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
