@@ -138,8 +138,8 @@ def _row(raw: dict[str, object]) -> Tensor:
         for name, form in fields.pop("forms").items()  # type: ignore[attr-defined]  # TOML table, checked below
     )
     for listed in ("readers", "aliases", "also_written_by", "also_freed_by"):
-        fields[listed] = tuple(fields.get(listed, ()))  # type: ignore[arg-type]
-    row = Tensor(**{"mask": None, **fields, "forms": forms})  # type: ignore[arg-type]
+        fields[listed] = tuple(fields.get(listed, ()))  # type: ignore[arg-type]  # a TOML list
+    row = Tensor(**{"mask": None, **fields, "forms": forms})  # type: ignore[arg-type]  # a TOML table, checked below
     if row.kind not in KINDS or row.lifetime not in LIFETIMES or not forms:
         raise AssertionError(
             f"tensors.toml: {row.name}: kind {row.kind!r}, lifetime {row.lifetime!r}, {len(forms)} forms"

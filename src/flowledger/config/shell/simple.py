@@ -54,7 +54,7 @@ class _Run(Assigning):
                 return call(self.walker, fields[0].text, fields[1:], scope)
         builtin = self.builtin(fields[0].text, fields[1:], environment)
         if builtin is not NotImplemented:
-            return builtin  # type: ignore[return-value]
+            return builtin  # type: ignore[return-value]  # NotImplemented was taken out above
         ends = fields[0].text == "exec" and len(fields) > 1
         environment |= commands.assigned_by_env(fields)
         inner = commands.unwrapped(fields)

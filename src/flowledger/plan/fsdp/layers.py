@@ -53,7 +53,7 @@ class Pass:
         """One tensor, if it has bytes."""
         if size > 0:
             kind = more.pop("kind", "activation")
-            self.lives.append(Live(name=name, kind=kind, bytes=size, born=born, dies=dies, label=label, **more))  # type: ignore[arg-type]
+            self.lives.append(Live(name=name, kind=kind, bytes=size, born=born, dies=dies, label=label, **more))  # type: ignore[arg-type]  # texts: formula, source
 
     def temporary(self, step: Step, life: str, at: int, where: str, held: set[str]) -> None:
         """What a step needs for a moment."""

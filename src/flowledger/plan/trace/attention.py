@@ -60,7 +60,7 @@ def segments(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_m
 
 def kernel(module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any) -> Any:
     """A fused kernel on a GPU. [B, A, T, D] -> [B, T, A, D]."""
-    return _Kernel.apply(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)), None  # type: ignore[no-untyped-call]
+    return _Kernel.apply(query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)), None  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 class _Kernel(torch.autograd.Function):

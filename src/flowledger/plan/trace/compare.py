@@ -112,7 +112,7 @@ def _train(model: nn.Module, job: Job, storages: Storages, micro_batch: "MicroBa
     buckets = _buckets(model, job, storages)
     optimizer = _optimizer(model, job, storages)
     for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+        parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]  # torch leaves it untyped
             lambda p: storages.see(p.grad, "gradient") if p.grad is not None else None
         )
     whole = job.engine.accumulates_unsharded and job.engine.strategy == "fsdp2" and job.micro_batches > 1
@@ -123,12 +123,12 @@ def _train(model: nn.Module, job: Job, storages: Storages, micro_batch: "MicroBa
     storages.begin()
     for last in [False, True] if whole else [True]:
         if job.engine.strategy == "fsdp2":
-            model.set_requires_gradient_sync(last)  # type: ignore[operator]
+            model.set_requires_gradient_sync(last)  # type: ignore[operator]  # FSDPModule has it
         storages.phase = "forward"
         with _saving(storages):
             loss = micro_batch.forward().sum()
         storages.phase = "backward"
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         del loss
         micro_batch.forget()
     storages.phase = "step"

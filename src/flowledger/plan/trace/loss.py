@@ -42,7 +42,7 @@ class Loss:
     def from_states(self, head: Any, states: Tensor) -> Tensor:
         """Head and loss together, [T, H] -> [T], a chunk of rows at a time; with gradients each is computed again."""
         if self.how in FOREIGN:
-            return _Unseen.apply(states, head.weight)  # type: ignore[no-any-return, no-untyped-call]
+            return _Unseen.apply(states, head.weight)  # type: ignore[no-any-return, no-untyped-call]  # torch leaves it untyped
         compute = self._own if self.how == "own_chunked" else self._chunk
 
         def one(part: Tensor) -> Tensor:
