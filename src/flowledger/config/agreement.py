@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from flowledger.config import objective
 from flowledger.config.bounds import STEP_SAMPLES, STEP_TOKENS
+from flowledger.flow.errors import nearest_divisor
 
 if TYPE_CHECKING:
     from flowledger.config.schema import RunConfig
@@ -25,11 +26,9 @@ def step_is_of_this_world(config: "RunConfig") -> None:
 def batches_fit(config: "RunConfig") -> None:
     prompts, mini = config.data.prompts_per_step, config.mini_batch_prompts
     if prompts % mini:
-        fits = [n for n in range(1, prompts + 1) if prompts % n == 0]
-        near = min(fits, key=lambda n: (abs(n - mini), n))
         raise ValueError(
             f"actor.mini_batch_prompts = {mini} does not divide data.prompts_per_step = {prompts} "
-            f"(each optimizer step takes equally many prompts); use {near}"
+            f"(each optimizer step takes equally many prompts); use {nearest_divisor(mini, of=prompts)}"
         )
     samples = config.actor.micro_batch.samples
     if (

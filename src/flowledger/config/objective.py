@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from flowledger.config import passes
-from flowledger.flow.errors import nearest
+from flowledger.flow.errors import nearest, nearest_divisor
 from flowledger.tables.algorithms import algorithms, meant, names, needs_of
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ def critic_is_there_where_needed(config: "RunConfig") -> None:
         )
     prompts, mini = config.data.prompts_per_step, config.critic.mini_batch_prompts
     if mini and prompts % mini:
-        near = min((n for n in range(1, prompts + 1) if prompts % n == 0), key=lambda n: (abs(n - mini), n))
         raise ValueError(
-            f"critic.mini_batch_prompts = {mini} does not divide data.prompts_per_step = {prompts}; use {near}"
+            f"critic.mini_batch_prompts = {mini} does not divide data.prompts_per_step = {prompts}; "
+            f"use {nearest_divisor(mini, of=prompts)}"
         )
 
 

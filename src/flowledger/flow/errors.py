@@ -15,6 +15,11 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f"; did you mean {spelt[close[0]]}?" if close else ""
 
 
+def nearest_divisor(number: int, of: int) -> int:
+    """The divisor of `of` (at least 1) that is nearest to `number`; the smaller of two."""
+    return min((n for n in range(1, of + 1) if of % n == 0), key=lambda n: (abs(n - number), n))
+
+
 def folded(word: str) -> str:
     """A word as names are compared where they need not be spelt exactly: without case, `-` as `_`."""
     return word.casefold().replace("-", "_")

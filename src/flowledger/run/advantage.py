@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from flowledger.config.algorithm import Algorithm
+from flowledger.config.passes import BYPASS
 from flowledger.run import correction
 from flowledger.run.algorithms import groups
 from flowledger.run.algorithms.advantages import ADVANTAGES
 from flowledger.run.algorithms.aggregation import unmasked
 from flowledger.run.algorithms.estimate import AdvantageInputs
 from flowledger.run.algorithms.kl import penalised, token_kl
+from flowledger.run.algorithms.masked import masked_mean
 from flowledger.run.algorithms.rollout_correction import Correction
 from flowledger.run.batches import Advantages
 
@@ -66,7 +68,7 @@ def advantages(
         loss_mask=mask if rejects else None,
         dropped_reason=_reasons(dropped_reason, mask) if rejects else None,
         metrics=(dict(corrected.metrics) if corrected else {})
-        | ({} if kl is None else {"reward_kl": _mean(kl[kept], loss_mask[kept])}),
+        | ({} if kl is None else {"reward_kl": float(masked_mean(kl[kept], loss_mask[kept], dim=-1).mean())}),
     )
 
 
@@ -84,7 +86,7 @@ def _corrected(
 ) -> Correction | None:
     """What is done about rollout's log-probs before the loss; `bypass_mode` does it in the loss itself."""
     settings = algorithm.rollout_correction
-    if not settings.active or algorithm.policy_loss == "bypass_mode" or old_log_prob is None:
+    if not settings.active or algorithm.policy_loss == BYPASS or old_log_prob is None:
         return None
     return correction.corrected(
         old_log_prob=old_log_prob, rollout_log_prob=rollout_log_prob, loss_mask=loss_mask, settings=settings
@@ -95,8 +97,3 @@ def _reasons(dropped_reason: Sequence[str | None], mask: Tensor) -> tuple[str | 
     """Why each sample is not trained on: what it was before, or `rejected` where no token is left."""
     left = mask.any(-1).tolist()
     return tuple(reason or (None if some else "rejected") for reason, some in zip(dropped_reason, left, strict=True))
-
-
-def _mean(kl: Tensor, mask: Tensor) -> float:
-    """Mean over the tokens of each kept sample, then over these: what the adaptive coefficient follows."""
-    return float((kl.sum(-1) / mask.sum(-1).clamp(min=1)).mean())

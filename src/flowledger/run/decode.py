@@ -18,6 +18,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from flowledger.flow.errors import BadInput
 from flowledger.run.cache import SlotCache
+from flowledger.run.forward import unwrapped
 
 # Model types of transformers whose layers differ only in biases and in norms of q and k.
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
@@ -67,7 +68,7 @@ class Decoder:
     """The decode step during one generation. Of the weights it holds none but those of the norms."""
 
     def __init__(self, model: nn.Module, *, positions: int) -> None:
-        causal = _causal(model)
+        causal = unwrapped(model)
         inner = causal.model
         kinds = getattr(causal.config, "layer_types", None) or [""] * len(inner.layers)
         self._embed, self._norm, self._head = inner.embed_tokens, _norm(inner.norm), _called(causal.lm_head)
@@ -147,7 +148,7 @@ def decoder_of(model: nn.Module, *, positions: int) -> Decoder | None:
 
 def _gap(model: nn.Module) -> float:
     """max|difference| / max|logits| over two samples of 5 tokens, the second always one token behind the first."""
-    config, device = _causal(model).config, next(model.parameters()).device
+    config, device = unwrapped(model).config, next(model.parameters()).device
     ids = torch.arange(3, 13, device=device).view(2, 5) % config.vocab_size
     truth = model(input_ids=ids, use_cache=False).logits.float()  # [2, 5, V]
     kv_cache, decoder = SlotCache(config=config, slots=2, positions=5, device=device), Decoder(model, positions=5)
@@ -162,7 +163,7 @@ def _gap(model: nn.Module) -> float:
 
 def _is_known(model: nn.Module) -> bool:
     """Whether every module that is passed over has a known class and known children, and no hooks."""
-    causal = _causal(model)
+    causal = unwrapped(model)
     family = getattr(getattr(causal, "config", None), "model_type", None)
     if family not in FAMILIES:
         return False
@@ -244,12 +245,6 @@ def _called(module: nn.Module) -> Map:
 
 def _same(x: Tensor) -> Tensor:
     return x
-
-
-def _causal(model: nn.Module) -> Any:
-    """The Hugging Face causal LM inside a PEFT wrapper, or the model itself."""
-    inner: Any = model
-    return inner.get_base_model() if hasattr(model, "get_base_model") else inner
 
 
 def _dtype(model: nn.Module) -> torch.dtype:

@@ -182,9 +182,8 @@ def _packed(
     leader = leaders(ids[:, :start], valid[:, :start]) if shared_prompts else own  # [B_micro]
     held = valid.clone()  # a prompt stands in the packed row once, with its first sample
     held[:, :start] &= (leader == own)[:, None]
-    hidden = unwrapped(
-        model
-    ).get_decoder()(
+    decoder = unwrapped(model).get_decoder()
+    hidden = decoder(
         input_ids=ids[held][None],
         position_ids=positions[held][None],
         attention_mask=ids.new_ones(1, 1, 1, 1, dtype=torch.bool),  # 4-D: passed on as it is, and not used
@@ -193,9 +192,7 @@ def _packed(
     )[0][0]  # [T, H]
     wanted = response_mask.bool()
     row = (held.flatten().cumsum(0) - 1).view_as(mask)  # packed row of each token
-    before = torch.cat(
-        [row[leader, start - 1 : start], row[:, start:-1]], 1
-    )  # of the token before each of the response
+    before = torch.cat([row[leader, start - 1 : start], row[:, start:-1]], 1)  # that of the token before
     return hidden[before[wanted]], wanted
 
 

@@ -20,6 +20,7 @@ from flowledger.config.schema import Rollout
 from flowledger.flow.errors import BadInput
 from flowledger.run.cache import SlotCache
 from flowledger.run.decode import Decoder, decoder_of
+from flowledger.run.forward import unwrapped
 from flowledger.run.responses import Abort as Abort
 from flowledger.run.responses import Answer as Answer
 from flowledger.run.responses import Generated as Generated
@@ -133,8 +134,8 @@ def read_answers(*, model: nn.Module, kv_cache: SlotCache, token_ids: Tensor, le
 
 def _forward(model: nn.Module, kv_cache: SlotCache, **inputs: Any) -> Tensor:
     """The model's own forward; logits of the last position [B_run, V]."""
-    unwrapped: Any = getattr(model, "get_base_model", lambda: model)()  # a LoRA wrapper hides the signature
-    inputs[_cache_keyword(type(unwrapped))] = kv_cache  # type: ignore[arg-type]  # mypy: a class is not Hashable
+    causal = unwrapped(model)  # a LoRA wrapper hides the signature
+    inputs[_cache_keyword(type(causal))] = kv_cache  # type: ignore[arg-type]  # mypy: a class is not Hashable
     logits: Tensor = model(**inputs, use_cache=True, logits_to_keep=1).logits
     return logits[:, -1]
 

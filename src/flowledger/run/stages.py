@@ -338,6 +338,7 @@ def update_actor(
     columns |= {name: tensor for name, tensor in optional.items() if tensor is not None}
     first = FirstPass.of(loss_mask) if old_log_prob is None or config.bypasses else None
     sums = Sums(first=first)
+    batches = update.of_unmasked(batches, loss_mask)
     steps: list[update.Step] = []
     for _ in range(config.actor.epochs):
         steps += update.epoch(

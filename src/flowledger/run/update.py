@@ -56,7 +56,7 @@ def epoch(
         mini_batch(
             model=model, optimizer=optimizer, config=config, kl_coef=kl_coef, batch=batch, columns=columns, sums=sums
         )
-        for batch in of_unmasked(batches, columns["loss_mask"]).mini_batches
+        for batch in batches.mini_batches
         if batch.micro_batches
     )
     return [step for step in steps if step is not None]

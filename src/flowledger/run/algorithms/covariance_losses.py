@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flowledger.run.algorithms.masked import masked_mean
+from flowledger.run.algorithms.ratio_losses import surrogate
 from flowledger.run.algorithms.token_loss import LossInputs, TokenLoss
 
 
@@ -20,8 +21,7 @@ def clip_cov(inputs: LossInputs) -> TokenLoss:
     """
     s, a, mask = inputs.settings, inputs.advantages, inputs.mask
     ratio = (inputs.new_log_prob - inputs.old_log_prob).exp()
-    free = -a * ratio
-    held = -a * ratio.clamp(1 - s.clip_low, 1 + s.clip_high)
+    free, held = surrogate(inputs, ratio)
     clipped = held > free
     new = inputs.new_log_prob.detach()
     covariance = (a - masked_mean(a, mask)) * (new - masked_mean(new, mask))

@@ -18,17 +18,21 @@ def ratio_of(inputs: LossInputs) -> Tensor:
     return clamped(inputs.new_log_prob - inputs.old_log_prob).exp()
 
 
+def surrogate(inputs: LossInputs, ratio: Tensor) -> tuple[Tensor, Tensor]:
+    """-ρA, and -clip(ρ, 1-ε_low, 1+ε_high)A, each [B_micro, S_resp], for any ratio ρ of that shape."""
+    s, a = inputs.settings, inputs.advantages
+    return -a * ratio, -a * ratio.clamp(1 - s.clip_low, 1 + s.clip_high)
+
+
 def vanilla(inputs: LossInputs) -> TokenLoss:
     """Clipped surrogate with asymmetric bounds and dual clip (Schulman et al. 2017; Ye et al. 2020, arXiv 1912.09729).
 
     max(-ρA, -clip(ρ, 1-ε_low, 1+ε_high)A), and at most -cA where A < 0. `clipped`: by either; `dual_clipped`: by c.
     """
-    s, a = inputs.settings, inputs.advantages
-    ratio = ratio_of(inputs)
-    free = -a * ratio
-    held = -a * ratio.clamp(1 - s.clip_low, 1 + s.clip_high)
+    a, ratio = inputs.advantages, ratio_of(inputs)
+    free, held = surrogate(inputs, ratio)
     upper = torch.maximum(free, held)
-    most = -a * s.clip_dual
+    most = -a * inputs.settings.clip_dual
     dual = (a < 0) & (upper > most)
     return TokenLoss(
         loss_mat=torch.where(a < 0, torch.minimum(most, upper), upper),

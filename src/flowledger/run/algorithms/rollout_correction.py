@@ -39,8 +39,9 @@ def correct(
     metrics = divergence(old_log_prob=old_log_prob, rollout_log_prob=rollout_log_prob, mask=loss_mask)
     weights, kept = None, loss_mask
     if settings.importance != "none":
-        weights = importance.importance_weights(log_ratio, loss_mask, settings)
-        metrics |= weight_figures(log_ratio, loss_mask, settings)
+        bounded = importance.bounded(importance.raw_weights(log_ratio, loss_mask, settings), settings)
+        weights = importance.normalized(bounded, loss_mask, settings) if settings.normalize else bounded
+        metrics |= weight_figures(bounded, log_ratio, loss_mask, settings)
     if settings.rejections:
         kept = rejection.keep(log_ratio, loss_mask, settings.rejections)
         metrics |= rejected_shares(before=loss_mask, after=kept)
@@ -68,13 +69,11 @@ def divergence(*, old_log_prob: Tensor, rollout_log_prob: Tensor, mask: Tensor) 
     }
 
 
-def weight_figures(log_ratio: Tensor, mask: Tensor, settings: RolloutCorrection) -> dict[str, float]:
+def weight_figures(weights: Tensor, log_ratio: Tensor, mask: Tensor, settings: RolloutCorrection) -> dict[str, float]:
     """Mean and effective sample size (share of the tokens) of the bounded weights before they are normalized.
 
     weight_max is of the bounded weights of tokens, but of the unbounded ratio of responses, as in verl.
     """
-    raw = importance.raw_weights(log_ratio, mask, settings)
-    weights = importance.bounded(raw, settings)
     mean = masked_mean(weights, mask)
     square = float(masked_mean((weights / (mean + TINY)).square(), mask))
     whole = importance.response_log_ratio(log_ratio, mask).clamp(max=BOUND).exp()

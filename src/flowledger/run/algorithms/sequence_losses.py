@@ -3,6 +3,7 @@
 import torch
 
 from flowledger.run.algorithms.masked import TINY
+from flowledger.run.algorithms.ratio_losses import surrogate
 from flowledger.run.algorithms.token_loss import LossInputs, TokenLoss
 
 
@@ -13,12 +14,11 @@ def gspo(inputs: LossInputs) -> TokenLoss:
     to at most 10. There is no dual clip. `ratio` [B_micro, S_resp] repeats s. The paper averages per sequence
     (seq-mean-token-mean); as in verl the aggregation of the settings holds.
     """
-    s, a, new = inputs.settings, inputs.advantages, inputs.new_log_prob
+    new = inputs.new_log_prob
     lengths = inputs.mask.sum(-1).clamp(min=1)
     log_ratio = ((new - inputs.old_log_prob) * inputs.mask).sum(-1) / lengths  # [B_micro]
     ratio = (new - new.detach() + log_ratio.detach()[:, None]).clamp(max=10.0).exp()
-    free = -a * ratio
-    held = -a * ratio.clamp(1 - s.clip_low, 1 + s.clip_high)
+    free, held = surrogate(inputs, ratio)
     return TokenLoss(loss_mat=torch.maximum(free, held), ratio=ratio.detach(), clipped=held > free)
 
 

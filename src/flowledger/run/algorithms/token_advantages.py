@@ -4,7 +4,6 @@ Tokens that the environment wrote (mask 0 inside a response) are passed over: th
 """
 
 import dataclasses
-from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch.nn.functional import pad
 
 from flowledger.flow.errors import BadInput
 from flowledger.run.algorithms.estimate import AdvantageInputs, Estimate
-from flowledger.run.algorithms.groups import Groups
+from flowledger.run.algorithms.groups import Groups, by_size
 from flowledger.run.algorithms.masked import TINY, masked_sum, masked_whiten
 from flowledger.run.algorithms.scans import compact, expand, following, masked_suffix_sums, suffix_sums
 
@@ -127,18 +126,14 @@ def _energy(inputs: AdvantageInputs, estimator: str) -> Tensor:
 def _group_baseline(returns: Tensor, energy: Tensor, mask: Tensor, groups: Groups, *, zero_tail: bool) -> Tensor:
     """Σ G_t*W_t / Σ W_t over each group at each position, on each of its samples [B_prompt*G, S]; 0 in a group of one."""
     baseline = torch.zeros_like(returns)
-    for rows in _by_size(groups):
+    for n, inside in by_size(groups):
+        if n == 1:
+            continue
+        rows = groups.members[inside].view(-1, n)  # [N, n]
         weight = energy[rows] * mask[rows]  # [N, n, S]
         shared = (returns[rows] * weight).sum(1, keepdim=True) / (weight.sum(1, keepdim=True) + TINY)
         baseline[rows] = torch.where(_tail(mask[rows]), 0.0, shared) if zero_tail else shared
     return baseline
-
-
-def _by_size(groups: Groups) -> Iterator[Tensor]:
-    """Sample indices of all groups of n samples, int64 [N, n], for each n > 1: no sum runs over an empty place."""
-    counts = groups.present.sum(1)
-    for n in sorted(set(counts.tolist()) - {0, 1}):
-        yield groups.members[groups.present & (counts == n)[:, None]].view(-1, n)
 
 
 def _tail(mask: Tensor) -> Tensor:
