@@ -7,6 +7,7 @@ would keep tensors alive.
 
 import inspect
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,6 +16,7 @@ from typing import Any
 
 DEPTH = 3
 OBJECTS = 4_000  # looked at within the variables of one frame or module
+NEAR = 12  # innermost frames that are searched to the full depth before anything else
 SECONDS = 0.1
 _PLAIN = (str, bytes, int, float, bool, type(None), type, ModuleType)
 _OURS = "flowledger.record"
@@ -23,30 +25,34 @@ _OURS = "flowledger.record"
 def holders(pointers: Iterable[int]) -> dict[int, str]:
     """`module.function: path` of a variable through which each storage is reached, where one is found in time."""
     search = _Search(set(pointers))
-    spaces = list(_namespaces(_frames()))
-    for depth in range(DEPTH + 1):  # what is near is found first, and is the better answer
-        for where, names in spaces:
-            if search.done:
-                return search.found
-            search.begin(where)
-            for name, value in names:
-                search.visit(value, name, depth)
+    frames = _frames()
+    for within in (frames[:NEAR], frames[NEAR:]):  # a program's outer frames may hold more than there is time for
+        spaces = list(_namespaces(within))
+        for depth in range(DEPTH + 1):  # what is near is found first, and is the better answer
+            for where, names in spaces:
+                if search.done:
+                    return search.found
+                search.begin(where)
+                for name, value in names:
+                    search.visit(value, name, depth)
     return search.found
 
 
 def _frames() -> list[FrameType]:
-    """The frames of every thread, innermost first, our own left out.
+    """The frames of every thread, this thread's first and innermost first, our own left out.
 
     No variable may be left pointing at the frame it lives in: that would be a cycle, and keep every local alive.
     """
     found: list[FrameType] = []
-    for frame in sys._current_frames().values():
+    own = threading.get_ident()
+    threads = sorted(sys._current_frames().items(), key=lambda item: item[0] != own)
+    for _, frame in threads:
         walk: FrameType | None = frame
         while walk is not None:
             if not str(walk.f_globals.get("__name__")).startswith(_OURS):
                 found.append(walk)
             walk = walk.f_back
-    del frame
+    del frame, threads
     return found
 
 
