@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
 from flowledger.config.algorithm import Algorithm, Rejection, RolloutCorrection
 from flowledger.flow.errors import BadInput
-from flowledger.run import forward
+from flowledger.run import head as head_of
 from flowledger.run.algorithms import aggregation, kl, masked, rollout_correction, token_loss, value_loss
 from flowledger.run.algorithms.advantages import ADVANTAGES
 from flowledger.run.algorithms.estimate import AdvantageInputs
@@ -239,8 +239,8 @@ def torch_functions(case: Case, stem: Sequence[str]) -> dict[str, Any]:
 
 def from_logits(logits: Tensor, labels: Tensor) -> list[Tensor]:
     """Log-prob of `labels` [B, S], entropy and Σπ² from logits [B, S, V], as a forward pass makes them."""
-    head = forward.Head(embedding=torch.nn.Identity())
-    made = forward._in_chunks(
+    head = head_of.Head(embedding=torch.nn.Identity())
+    made = head_of.token_probs(
         logits.flatten(0, 1), labels.flatten(), head, temperature=1.0, chunk_tokens=0, entropy_grad=False,
         sum_pi_squared=True,
     )  # fmt: skip

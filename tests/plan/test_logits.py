@@ -14,7 +14,7 @@ from flowledger.config.engine import Engine, Logits
 from flowledger.plan.job import Job
 from flowledger.plan.logits import BACKWARD, FORWARD, chunk_rows, implementation, logits_lives, logits_peak, table
 from flowledger.plan.timeline import Clock
-from flowledger.run.forward import Head, _in_chunks
+from flowledger.run.head import Head, token_probs
 from flowledger.tables.models import Architecture
 from tests.plan.live_storages import Tracker
 
@@ -137,7 +137,7 @@ def own(gradients: bool, chunk: int) -> tuple[int, int]:
         Tracker(hidden, targets, embedding.weight, embedding.weight.grad) as tracker,
         torch.set_grad_enabled(gradients),
     ):
-        picked, _ = _in_chunks(hidden, targets, Head(embedding=embedding), 0.7, chunk, False, False)
+        picked, _ = token_probs(hidden, targets, Head(embedding=embedding), 0.7, chunk, False, False)
         if gradients:
             picked.sum().backward()
     made = job(

@@ -218,7 +218,8 @@ def test_a_whole_generation_says_the_same_with_it(name: str, settings: dict[str,
     def said() -> generate.Generated:
         return generate.generate(
             model=model, settings=Rollout(samples_per_prompt=3, max_response_tokens=9, **settings), stop_ids=(4, 7, 9),
-            generator=torch.Generator().manual_seed(0), prompt_ids=torch.arange(28).view(4, 7),
+            uniform=torch.rand(12, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+            prompt_ids=torch.arange(28).view(4, 7),
             prompt_length=torch.tensor([7, 1, 4, 5]), sample_id=torch.arange(12), pad_id=0,
         )  # fmt: skip
 

@@ -87,11 +87,13 @@ def prompts() -> Tensor:
 def rollout(
     model: nn.Module, *, stop_ids=(), seed=0, abort=None, answer=None, clock=lambda: 0.0, **settings
 ) -> generate.Generated:
+    asked = Rollout(**{"samples_per_prompt": G, "max_response_tokens": 9, **settings})
+    shape, random = (4 * asked.samples_per_prompt, asked.max_response_tokens), torch.Generator().manual_seed(seed)
     return generate.generate(
         model=model,
-        settings=Rollout(**{"samples_per_prompt": G, "max_response_tokens": 9, **settings}),
+        settings=asked,
         stop_ids=stop_ids,
-        generator=torch.Generator().manual_seed(seed),
+        uniform=torch.rand(shape, dtype=torch.float64, generator=random),
         prompt_ids=prompts(),
         prompt_length=LENGTHS,
         sample_id=100 + torch.arange(4 * G),
@@ -277,7 +279,7 @@ def test_an_empty_prompt_is_refused(llama):
             model=llama,
             settings=Rollout(samples_per_prompt=1),
             stop_ids=(),
-            generator=torch.Generator(),
+            uniform=torch.zeros(2, 32, dtype=torch.float64),
             prompt_ids=torch.zeros(2, 3, dtype=torch.int64),
             prompt_length=torch.tensor([3, 0]),
             sample_id=torch.arange(2),

@@ -129,7 +129,7 @@ def test_a_step_whose_rewards_all_failed_quotes_the_first_and_speaks_of_no_time_
         ({"rollout": {"stop_token_ids": [264]}}, "stop_token_ids holds 264.*has 264 tokens; use ids from 0 to 263"),
         ({"rollout": {"abort_function": "builtins:input"}}, "cannot be called as"),
         ({"checkpoint": {"path": "/proc/nowhere"}}, "checkpoint.path = '/proc/nowhere'.*cannot be written"),
-        ({"mesh": {"tp": 2}}, "mesh.tp = 2"),
+        ({"mesh": {"tp": 2}}, "tp 2.* = 2 ranks .*there is 1 process; use --nproc 2"),
     ],
 )
 def test_what_no_function_bears_is_refused_before_anything_is_loaded(changes: dict[str, object], message: str) -> None:

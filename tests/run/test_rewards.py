@@ -9,9 +9,10 @@ import torch
 from flowledger.config.schema import Component, Data, Model, Reward
 from flowledger.flow.errors import BadInput
 from flowledger.run import models
+from flowledger.run.batches import Rewards
 from flowledger.run.problems import Problem
 from flowledger.run.reward_process import RewardProcess
-from flowledger.run.rewards import Scorer, Scores
+from flowledger.run.rewards import Scorer
 
 DATA = Data(path="p.jsonl")
 
@@ -55,7 +56,7 @@ def scored(tmp_path: Path) -> Any:
     file = tmp_path / "mine.py"
     file.write_text(SOURCE)
 
-    def run(responses: list[str], *names: str, settings: dict[str, Any] | None = None, **problem: Any) -> Scores:
+    def run(responses: list[str], *names: str, settings: dict[str, Any] | None = None, **problem: Any) -> Rewards:
         components = tuple(
             Component(name=name, kind="function", path=f"{file}:{name}", weight=10.0**k) for k, name in enumerate(names)
         )
@@ -65,7 +66,7 @@ def scored(tmp_path: Path) -> Any:
     return run
 
 
-def score(scorer: Scorer, responses: list[str], **problem: Any) -> Scores:
+def score(scorer: Scorer, responses: list[str], **problem: Any) -> Rewards:
     width = max(len(response) for response in responses) + 1
     mask = torch.tensor([[1] * len(text) + [0] * (width - len(text)) for text in responses])
     ids = torch.arange(1, width + 1).expand(len(responses), width) * mask

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flowledger.config.algorithm import Algorithm
 from flowledger.config.passes import BYPASS
-from flowledger.run import correction
+from flowledger.run import correction, dropped
 from flowledger.run.algorithms import groups
 from flowledger.run.algorithms.advantages import ADVANTAGES
 from flowledger.run.algorithms.aggregation import unmasked
@@ -16,6 +16,7 @@ from flowledger.run.algorithms.kl import penalised, token_kl
 from flowledger.run.algorithms.masked import masked_mean
 from flowledger.run.algorithms.rollout_correction import Correction
 from flowledger.run.batches import Advantages
+from flowledger.run.parallel.rows import WHOLE, Rows
 
 
 def advantages(
@@ -34,8 +35,20 @@ def advantages(
     sum_pi_squared: Tensor | None,
     baseline_reward: Tensor | None,
     group_id: Tensor,
+    rows: Rows = WHOLE,
 ) -> Advantages:
-    """Advantages of one step. Samples whose last token is rejected here stay in the statistics of their group."""
+    """Advantages of one step. Samples whose last token is rejected here stay in the statistics of their group.
+
+    Each tensor holds the rows of this rank, but for baseline_reward [B_prompt], which holds all. Groups, whitening and
+    rejection look at the whole step, so every rank computes it and goes on with its own rows.
+    """
+    if rows.split:
+        dropped_reason = dropped.decoded(rows.whole(dropped.codes(dropped_reason)))
+        token_level_reward, reward_components = rows.whole(token_level_reward), rows.whole(reward_components)
+        loss_mask, rollout_log_prob = rows.whole(loss_mask), rows.whole(rollout_log_prob)
+        old_log_prob, ref_log_prob = rows.maybe_whole(old_log_prob), rows.maybe_whole(ref_log_prob)
+        values, sum_pi_squared = rows.maybe_whole(values), rows.maybe_whole(sum_pi_squared)
+        group_id = rows.whole(group_id)
     kl = _kl_in_reward(algorithm, old_log_prob, ref_log_prob, loss_mask)
     if kl is not None:
         token_level_reward = penalised(token_level_reward=token_level_reward, kl=kl, coef=kl_coef)
@@ -58,15 +71,18 @@ def advantages(
     )
     made = ADVANTAGES[algorithm.advantage](inputs)
     rejects = corrected is not None and bool(algorithm.rollout_correction.rejections)
+    reasons = rows.of(_reasons(dropped_reason, mask)) if rejects else None
     return Advantages(
-        advantage=unmasked(made.advantage, mask.any(-1)),  # of a sample that was rejected whole, as of a dropped one
-        advantages=made.advantages,
-        returns=made.returns,
-        token_level_reward=None if kl is None else token_level_reward,
-        kl=kl,
-        rollout_is_weights=inputs.rollout_is_weights,
-        loss_mask=mask if rejects else None,
-        dropped_reason=_reasons(dropped_reason, mask) if rejects else None,
+        advantage=rows.mine(
+            unmasked(made.advantage, mask.any(-1))
+        ),  # of one that was rejected whole, as of a dropped one
+        advantages=rows.mine(made.advantages),
+        returns=rows.mine(made.returns),
+        token_level_reward=None if kl is None else rows.mine(token_level_reward),
+        kl=None if kl is None else rows.mine(kl),
+        rollout_is_weights=rows.maybe_mine(inputs.rollout_is_weights),
+        loss_mask=rows.mine(mask) if rejects else None,
+        dropped_reason=reasons,
         metrics=(dict(corrected.metrics) if corrected else {})
         | ({} if kl is None else {"reward_kl": float(masked_mean(kl[kept], loss_mask[kept], dim=-1).mean())}),
     )

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from flowledger.run.batching import Batches
+from flowledger.run.parallel.rows import Rows
 from flowledger.run.prompts import Problem
 
 
@@ -55,6 +57,25 @@ class Filtered:
 
     loss_mask: Tensor  # int64 [B_prompt*G, S_resp]
     dropped_reason: tuple[str | None, ...]  # per sample
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Balanced:
+    """What this rank trains on: the split of its rows, which samples of the step they are, and the rows themselves."""
+
+    batches: Batches
+    rows: Rows
+    dropped_reason: tuple[str | None, ...]  # per row
+    full_sequence: Tensor  # int64 [B_prompt*G / dp, S_prompt + S_resp]
+    attention_mask: Tensor  # int64 [B_prompt*G / dp, S_prompt + S_resp]
+    position_ids: Tensor  # int64 [B_prompt*G / dp, S_prompt + S_resp]
+    response_mask: Tensor  # int64 [B_prompt*G / dp, S_resp]
+    loss_mask: Tensor  # int64 [B_prompt*G / dp, S_resp]
+    rollout_log_prob: Tensor  # float32 [B_prompt*G / dp, S_resp]
+    token_level_reward: Tensor  # float32 [B_prompt*G / dp, S_resp]
+    reward_components: Tensor  # float32 [B_prompt*G / dp, N_reward]
+    sample_id: Tensor  # int64 [B_prompt*G / dp]
+    group_id: Tensor  # int64 [B_prompt*G / dp]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

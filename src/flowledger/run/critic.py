@@ -4,7 +4,7 @@ Epochs, mini-batches and micro-batches are the policy's where `critic` has none 
 every function is called by its global name with keyword arguments, so that it can be watched from outside.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from flowledger.run.algorithms.value_loss import value_loss
 from flowledger.run.batches import CriticUpdate
 from flowledger.run.batching import Batches, MiniBatch
 from flowledger.run.optimizer import adamw
+from flowledger.run.parallel.collectives import largest, total
+from flowledger.run.parallel.ranks import ALONE, Ranks
+from flowledger.run.parallel.sharded import cut
 from flowledger.run.update import Columns, rows_of
 from flowledger.run.value_model import ValueModel
 
@@ -51,8 +54,10 @@ class CriticStep:
     tokens: int
 
 
-def load_critic(config: RunConfig, policy: models.Policy) -> Critic:
+def load_critic(config: RunConfig, policy: models.Policy, ranks: Ranks = ALONE) -> Critic:
     """The critic that `critic.path` names, trained in full, and its AdamW with the constant learning rate `critic.lr`.
+
+    Of several ranks each is left with its shards.
 
     The policy must be as it starts: a critic from `start` copies it. Raises BadInput as `load_value_model` does.
     """
@@ -64,6 +69,7 @@ def load_critic(config: RunConfig, policy: models.Policy) -> Critic:
     if config.actor.activation_checkpointing:
         models.recompute_activations(model.backbone)
     sizes = model.sizes
+    cut(model, ranks)
     return Critic(
         model=model,
         optimizer=adamw(model, config.optim, lr=settings.lr),
@@ -71,7 +77,7 @@ def load_critic(config: RunConfig, policy: models.Policy) -> Critic:
     )
 
 
-def values(*, critic: Critic, config: RunConfig, batches: Batches, columns: Columns) -> Tensor:
+def values(*, critic: Critic, config: RunConfig, ranks: Ranks = ALONE, batches: Batches, columns: Columns) -> Tensor:
     """The value before each response token, float32 [B_prompt*G, S_resp], without gradient.
 
     0 for dropped samples and where response_mask is 0.
@@ -79,9 +85,11 @@ def values(*, critic: Critic, config: RunConfig, batches: Batches, columns: Colu
     settings = _settings(config)
     made = torch.zeros(columns["response_mask"].shape)
     if limits := settings.values_micro_batch or settings.micro_batch:  # no optimizer step cuts this pass
-        batches = _split(critic, batches, columns, mini_batch_samples=len(made), limits=limits)
+        batches = _split(critic, batches, columns, ranks, mini_batch_samples=len(made), limits=limits)
     for samples in batches.micro_batches:
-        made[list(samples)] = values_micro_batch(model=critic.model, config=config, **rows_of(columns, samples))
+        made[list(samples)] = values_micro_batch(
+            model=critic.model, config=config, ranks=ranks, **rows_of(columns, samples)
+        )
     return made
 
 
@@ -90,6 +98,7 @@ def values_micro_batch(
     *,
     model: ValueModel,
     config: RunConfig,
+    ranks: Ranks = ALONE,
     sample_id: Tensor,
     full_sequence: Tensor,
     attention_mask: Tensor,
@@ -99,6 +108,7 @@ def values_micro_batch(
     """Values [B_micro, S_resp] of one micro-batch without gradient."""
     return value_model.token_values(
         model=model,
+        ranks=ranks,
         full_sequence=full_sequence,
         attention_mask=attention_mask,
         position_ids=position_ids,
@@ -108,7 +118,9 @@ def values_micro_batch(
     )
 
 
-def update(*, critic: Critic, config: RunConfig, batches: Batches, columns: Columns) -> CriticUpdate:
+def update(
+    *, critic: Critic, config: RunConfig, ranks: Ranks = ALONE, batches: Batches, columns: Columns
+) -> CriticUpdate:
     """Move the critic towards the returns: `epochs` passes over the samples, one optimizer step per mini-batch.
 
     columns: the step's tensors by flow name, each with B_prompt*G rows; `values` are those before the update.
@@ -117,13 +129,14 @@ def update(*, critic: Critic, config: RunConfig, batches: Batches, columns: Colu
     if settings.micro_batch or settings.mini_batch_prompts:
         prompts = settings.mini_batch_prompts or config.mini_batch_prompts
         batches = _split(
-            critic, batches, columns, mini_batch_samples=prompts * config.rollout.samples_per_prompt,
+            critic, batches, columns, ranks,
+            mini_batch_samples=prompts * config.rollout.samples_per_prompt // ranks.degree("dp"),
             limits=settings.micro_batch or config.actor.micro_batch,
         )  # fmt: skip
-    batches = updates.of_unmasked(batches, columns["loss_mask"])
+    batches = updates.of_unmasked(batches, columns["loss_mask"], ranks)
     steps: list[CriticStep] = []
     for _ in range(settings.epochs or config.actor.epochs):
-        steps += critic_epoch(critic=critic, config=config, batches=batches, columns=columns)
+        steps += critic_epoch(critic=critic, config=config, ranks=ranks, batches=batches, columns=columns)
     clipped = sum(float(step.clipped) for step in steps) / max(sum(step.tokens for step in steps), 1)
     return CriticUpdate(
         value_loss=torch.stack([step.value_loss for step in steps]),
@@ -132,30 +145,38 @@ def update(*, critic: Critic, config: RunConfig, batches: Batches, columns: Colu
     )
 
 
-def critic_epoch(*, critic: Critic, config: RunConfig, batches: Batches, columns: Columns) -> list[CriticStep]:
+def critic_epoch(
+    *, critic: Critic, config: RunConfig, ranks: Ranks = ALONE, batches: Batches, columns: Columns
+) -> list[CriticStep]:
     """One pass over all samples: one optimizer step per mini-batch that has something to learn from."""
     return [
-        critic_mini_batch(critic=critic, config=config, batch=batch, columns=columns)
+        critic_mini_batch(critic=critic, config=config, ranks=ranks, batch=batch, columns=columns)
         for batch in batches.mini_batches
         if batch.micro_batches
     ]
 
 
-def critic_mini_batch(*, critic: Critic, config: RunConfig, batch: MiniBatch, columns: Columns) -> CriticStep:
+def critic_mini_batch(
+    *, critic: Critic, config: RunConfig, ranks: Ranks = ALONE, batch: MiniBatch, columns: Columns
+) -> CriticStep:
     """Accumulate the gradient over micro-batches, then step once."""
-    totals = updates.mini_batch_totals(config, batch, columns["loss_mask"])
+    totals = updates.mini_batch_totals(config, batch, columns["loss_mask"], ranks)
     samples = columns["sample_id"][list(batch.samples)]
     with finite.traced(who="critic", rate="critic.lr", model=critic.model, sample_id=samples):
         made = [
-            critic_micro_batch(model=critic.model, config=config, totals=totals, **rows_of(columns, samples))
+            critic_micro_batch(
+                model=critic.model, config=config, ranks=ranks, totals=totals, **rows_of(columns, samples)
+            )
             for samples in batch.micro_batches
         ]
         clip = _settings(config).grad_clip
-        grad_norm = updates.optimizer_step(model=critic.model, optimizer=critic.optimizer, grad_clip=clip)
+        grad_norm = updates.optimizer_step(model=critic.model, optimizer=critic.optimizer, ranks=ranks, grad_clip=clip)
+    sums = torch.stack([torch.stack([one.value_loss, one.clipped.sum()]) for one in made]).sum(0)
+    loss, clipped = total(sums, ranks.group("dp"))
     return CriticStep(
-        value_loss=torch.stack([one.value_loss for one in made]).sum(),
+        value_loss=loss,
         grad_norm=grad_norm,
-        clipped=torch.stack([one.clipped.sum() for one in made]).sum(),
+        clipped=clipped,
         tokens=totals.tokens,
     )
 
@@ -164,6 +185,7 @@ def critic_micro_batch(
     *,
     model: ValueModel,
     config: RunConfig,
+    ranks: Ranks = ALONE,
     totals: Totals,
     sample_id: Tensor,
     full_sequence: Tensor,
@@ -177,6 +199,7 @@ def critic_micro_batch(
     """Forward, loss, backward of one micro-batch. What it returns holds no graph."""
     new_values = value_model.token_values(
         model=model,
+        ranks=ranks,
         full_sequence=full_sequence,
         attention_mask=attention_mask,
         position_ids=position_ids,
@@ -232,15 +255,30 @@ def _settings(config: RunConfig) -> schema.Critic:
 
 
 def _split(
-    critic: Critic, batches: Batches, columns: Columns, *, mini_batch_samples: int, limits: schema.MicroBatch
+    critic: Critic,
+    batches: Batches,
+    columns: Columns,
+    ranks: Ranks,
+    *,
+    mini_batch_samples: int,
+    limits: schema.MicroBatch,
 ) -> Batches:
-    """Batches of the critic's own, from the samples that the policy's batches hold."""
+    """Batches of the critic's own, from the samples that the policy's batches hold; mini_batch_samples of this rank."""
     kept = {sample for part in batches.micro_batches for sample in part}
     lengths: list[int] = columns["attention_mask"].sum(-1).tolist()
-    return batching.split(
+    mine = batching.split(
         lengths=lengths,
         kept=[sample in kept for sample in range(len(lengths))],
         mini_batch_samples=mini_batch_samples,
         limits=limits,
         bytes_per_token=critic.bytes_per_token,
+    ).mini_batches
+    group = ranks.group("dp")
+    most = largest(torch.tensor([len(mini.micro_batches) for mini in mine]), group).tolist()
+    sequences = total(torch.tensor([mini.sequences for mini in mine]), group).tolist()
+    return Batches(
+        mini_batches=tuple(
+            replace(mini, micro_batches=batching.at_least(number, mini.micro_batches, lengths), sequences=all_of_it)
+            for mini, number, all_of_it in zip(mine, most, sequences, strict=True)
+        )
     )

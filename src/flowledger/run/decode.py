@@ -18,7 +18,7 @@ from torch.nn.functional import linear, scaled_dot_product_attention
 
 from flowledger.flow.errors import BadInput
 from flowledger.run.cache import SlotCache
-from flowledger.run.forward import unwrapped
+from flowledger.run.causal_lm import unwrapped
 
 # Model types of transformers whose layers differ only in biases and in norms of q and k.
 FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
-from flowledger.flow.words import FINISH_REASONS
+from flowledger.flow.words import DROPPED_REASONS, FINISH_REASONS
 
 # What to do about each reason for which a sample is dropped.
 WAYS_OUT = {
@@ -39,6 +40,18 @@ def reasons(
         ["no_baseline" if said else None for said in _of_samples(no_baseline, len(ended))],
     )
     return tuple(next(filter(None, each), None) for each in zip(*columns, strict=True))
+
+
+def codes(reasons: Sequence[str | None]) -> Tensor:
+    """Reasons as indices into flow.words.DROPPED_REASONS, int64 [B]; -1 for None."""
+    return torch.tensor(
+        [-1 if reason is None else DROPPED_REASONS.index(reason) for reason in reasons], dtype=torch.int64
+    )
+
+
+def decoded(codes: Tensor) -> tuple[str | None, ...]:
+    """The reasons behind `codes` [B]."""
+    return tuple(None if code < 0 else DROPPED_REASONS[code] for code in codes.tolist())
 
 
 def without_reward(

@@ -1,21 +1,22 @@
-"""Log-probs of response tokens: one forward pass of a micro-batch, packed (no padding) or padded, logits in chunks.
+"""Log-probs of response tokens: one forward pass of a micro-batch, packed (no padding) or padded.
 
-Only hidden states that predict a response token meet the output head, and only `chunk_tokens` of them at a time, so
-that the fp32 logits of a whole batch never exist. With gradients each of several chunks is recomputed in backward.
+Only hidden states that predict a response token meet the output head.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.modeling_utils import AttentionInterface
 
 from flowledger.flow.errors import BadInput
-from flowledger.run.segments import leaders, segment_attention, segments_of
+from flowledger.run.causal_lm import unwrapped
+from flowledger.run.head import head_of, token_probs
+from flowledger.run.packing import pack
+from flowledger.run.parallel import sharded
+from flowledger.run.parallel.ranks import ALONE, Ranks
+from flowledger.run.segments import segment_attention
 
 ATTENTION = "flowledger_segments"
 
@@ -27,15 +28,6 @@ class Forward:
     new_log_prob: Tensor  # float32 [B_micro, S_resp]
     entropy: Tensor  # float32 [B_micro, S_resp]
     sum_pi_squared: Tensor | None  # float32 [B_micro, S_resp], where asked for: Σ over the vocabulary of π²
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
-    """Hidden states to logits: the output embedding and what the architecture does after it."""
-
-    embedding: nn.Module
-    multiplier: float = 1.0
-    softcap: float | None = None
 
 
 def micro_batch_forward(
@@ -51,49 +43,27 @@ def micro_batch_forward(
     shared_prompts: bool = True,
     entropy_grad: bool = False,
     sum_pi_squared: bool = False,
+    ranks: Ranks = ALONE,
 ) -> Forward:
     """Log-prob and entropy of every response token under the distribution at `temperature`.
 
     full_sequence, attention_mask, position_ids [B_micro, S]; response_mask [B_micro, S_resp] covers the last columns.
     `shared_prompts`: where packed, neighbours with the same prompt hold it once.
     """
-    hidden, wanted = response_states(
-        model, full_sequence, attention_mask, position_ids, response_mask, packed=packed, shared_prompts=shared_prompts
-    )  # [T_resp, H]
-    targets = full_sequence[:, -response_mask.shape[1] :][wanted]  # [T_resp]
-    head = head_of(model)
-    made = _in_chunks(hidden, targets, head, temperature, chunk_tokens, entropy_grad, sum_pi_squared)  # each [T_resp]
-    log_prob, entropy, *squares = (on_tokens(values, wanted) for values in made)
-    return Forward(new_log_prob=log_prob, entropy=entropy, sum_pi_squared=squares[0] if squares else None)
 
+    def states_and_head(*sequences: Tensor) -> tuple[Tensor, ...]:
+        hidden, wanted = response_states(
+            model, *sequences, packed=packed, shared_prompts=shared_prompts, ranks=ranks
+        )  # [T_resp, H]
+        targets = full_sequence[:, -response_mask.shape[1] :][wanted]  # [T_resp]
+        head = head_of(model)
+        made = token_probs(hidden, targets, head, temperature, chunk_tokens, entropy_grad, sum_pi_squared)
+        return tuple(on_tokens(values, wanted) for values in made)  # each [B_micro, S_resp]
 
-def project_logits(*, hidden_states: Tensor, head: Head) -> Tensor:
-    """Logits [T_logit, V] of hidden states [T_logit, H], in float32."""
-    logits: Tensor = head.embedding(hidden_states).float()
-    if head.multiplier != 1.0:
-        logits = logits * head.multiplier
-    if head.softcap is not None:
-        logits = torch.tanh(logits / head.softcap) * head.softcap
-    return logits
-
-
-def head_of(model: nn.Module) -> Head:
-    """The output head, with the known ways in which architectures post-process logits."""
-    causal = unwrapped(model)
-    config = causal.config
-    scale = getattr(config, "logit_scale", None)  # Cohere multiplies
-    scaling = getattr(config, "logits_scaling", None)  # Granite divides
-    return Head(
-        embedding=causal.get_output_embeddings(),
-        multiplier=float(scale) if scale else 1.0 / float(scaling) if scaling else 1.0,
-        softcap=getattr(config, "final_logit_softcapping", None),
+    log_prob, entropy, *squares = sharded.within(
+        model, states_and_head, full_sequence, attention_mask, position_ids, response_mask
     )
-
-
-def unwrapped(model: nn.Module) -> Any:
-    """The Hugging Face causal LM inside a PEFT wrapper, or the model itself."""
-    inner: Any = model
-    return inner.get_base_model() if hasattr(model, "get_base_model") else model
+    return Forward(new_log_prob=log_prob, entropy=entropy, sum_pi_squared=squares[0] if squares else None)
 
 
 def use_segments(model: nn.Module) -> None:
@@ -164,36 +134,37 @@ def response_states(
     *,
     packed: bool,
     shared_prompts: bool = True,
+    ranks: Ranks = ALONE,
 ) -> tuple[Tensor, Tensor]:
     """Hidden states [T_resp, H] just before each response token, and where those tokens stand [B_micro, S_resp].
 
     What a head says of a state speaks of the next token: its log-prob, or what is still to come from there.
     """
     if packed:
-        return _packed(model, ids, mask, positions, response_mask, shared_prompts)
+        return _packed(model, ids, mask, positions, response_mask, shared_prompts, ranks)
     return _padded(model, ids, mask, positions, response_mask)
 
 
 def _packed(
-    model: nn.Module, ids: Tensor, mask: Tensor, positions: Tensor, response_mask: Tensor, shared_prompts: bool
+    model: nn.Module,
+    ids: Tensor,
+    mask: Tensor,
+    positions: Tensor,
+    response_mask: Tensor,
+    shared_prompts: bool,
+    ranks: Ranks,
 ) -> tuple[Tensor, Tensor]:
     """Hidden states [T_resp, H] that predict the wanted tokens, and where those stand [B_micro, S_resp]."""
-    start, valid, own = mask.shape[1] - response_mask.shape[1], mask.bool(), torch.arange(len(ids), device=ids.device)
-    leader = leaders(ids[:, :start], valid[:, :start]) if shared_prompts else own  # [B_micro]
-    held = valid.clone()  # a prompt stands in the packed row once, with its first sample
-    held[:, :start] &= (leader == own)[:, None]
-    decoder = unwrapped(model).get_decoder()
-    hidden = decoder(
-        input_ids=ids[held][None],
-        position_ids=positions[held][None],
+    multiple = 1 if ranks.size == 1 else 2 * ranks.degree("tokens") * ranks.degree("tp")
+    packed = pack(ids, mask, positions, response_mask, shared_prompts=shared_prompts, multiple=multiple)
+    hidden = unwrapped(model).get_decoder()(
+        input_ids=packed.ids,
+        position_ids=packed.positions,
         attention_mask=ids.new_ones(1, 1, 1, 1, dtype=torch.bool),  # 4-D: passed on as it is, and not used
-        segments=segments_of(leader.tolist(), valid[:, :start].sum(1).tolist(), valid[:, start:].sum(1).tolist()),
+        segments=packed.segments,
         use_cache=False,
     )[0][0]  # [T, H]
-    wanted = response_mask.bool()
-    row = (held.flatten().cumsum(0) - 1).view_as(mask)  # packed row of each token
-    before = torch.cat([row[leader, start - 1 : start], row[:, start:-1]], 1)  # that of the token before
-    return hidden[before[wanted]], wanted
+    return hidden[packed.before], packed.wanted
 
 
 def _padded(
@@ -205,33 +176,6 @@ def _padded(
     )[0]  # [B_micro, S, H]
     wanted = response_mask.bool()
     return hidden[:, -wanted.shape[1] - 1 : -1][wanted], wanted
-
-
-def _in_chunks(
-    hidden: Tensor,
-    targets: Tensor,
-    head: Head,
-    temperature: float,
-    chunk_tokens: int,
-    entropy_grad: bool,
-    sum_pi_squared: bool,
-) -> list[Tensor]:
-    """Log-prob and entropy [T_resp] of `targets`, and Σπ² where asked for, chunk by chunk."""
-
-    def chunk(states: Tensor, wanted: Tensor) -> tuple[Tensor, ...]:
-        log_probs = (project_logits(hidden_states=states, head=head) / temperature).log_softmax(-1)
-        picked = log_probs.gather(-1, wanted[:, None])[:, 0]
-        with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-            entropy = -(log_probs.exp() * log_probs).sum(-1)
-        if sum_pi_squared:
-            return picked, entropy, (2 * log_probs.detach()).exp().sum(-1)
-        return picked, entropy
-
-    size = chunk_tokens or max(1, len(targets))
-    recompute = size < len(targets) and torch.is_grad_enabled() and hidden.requires_grad  # one chunk: nothing to save
-    call: Callable[..., Any] = (lambda *xs: checkpoint(chunk, *xs, use_reentrant=False)) if recompute else chunk
-    parts = [call(*xs) for xs in zip(torch.split(hidden, size), torch.split(targets, size), strict=True)]
-    return [torch.cat(several) for several in zip(*parts, strict=True)]
 
 
 def on_tokens(values: Tensor, where: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from flowledger.config.schema import Rollout
 from flowledger.flow.errors import BadInput
 from flowledger.run.cache import SlotCache
+from flowledger.run.causal_lm import unwrapped
 from flowledger.run.decode import Decoder, decoder_of
-from flowledger.run.forward import unwrapped
 from flowledger.run.responses import Abort as Abort
 from flowledger.run.responses import Answer as Answer
 from flowledger.run.responses import Generated as Generated
@@ -33,7 +33,7 @@ def generate(
     model: nn.Module,
     settings: Rollout,
     stop_ids: tuple[int, ...],
-    generator: torch.Generator,
+    uniform: Tensor,
     prompt_ids: Tensor,
     prompt_length: Tensor,
     sample_id: Tensor,
@@ -42,7 +42,7 @@ def generate(
     answer: Answer | None = None,
     clock: Callable[[], float] = time.monotonic,
 ) -> Generated:
-    """Responses to left-padded prompts [B_prompt, S_prompt] of the lengths given.
+    """Responses to left-padded prompts [B_prompt, S_prompt] of the lengths given, drawn at the numbers of `uniform`.
 
     A stop token is part of its response. With `answer` it ends a turn: what that returns follows, and sampling goes on,
     up to settings.max_turns turns. `abort` and the time limit (from a sample's admission, prefill and its own answers
@@ -54,7 +54,7 @@ def generate(
     positions = longest + settings.max_response_tokens - 1  # the last sampled token is never fed back
     kv_cache = SlotCache(config=model.config, slots=slots, positions=positions, device=prompt_ids.device)
     scheduler = Scheduler(slots=slots, total=B, group_size=settings.samples_per_prompt)
-    responses = Responses.blank(settings, stop_ids, generator, prompt_ids, pad_id)
+    responses = Responses.blank(settings, stop_ids, uniform, prompt_ids, pad_id)
     metadata: list[tuple[int, int]] = []
 
     def turn_over(freed: Sequence[int]) -> None:
@@ -170,6 +170,8 @@ def _fill_slots(
 
 def _longest(prompt_length: Tensor) -> int:
     """Tokens of the longest prompt. Raises BadInput for an empty one, which leaves nothing to begin a response from."""
+    if not len(prompt_length):
+        return 1
     empty = (prompt_length < 1).nonzero()
     if len(empty):
         raise BadInput(f"rollout: prompt {int(empty[0])} of this step has no tokens; a prompt needs at least 1")

@@ -1,13 +1,17 @@
 """The metrics of one step, each from the step's own tensors; their names are rows of the metrics table."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flowledger.flow.words import FINISH_REASONS
+from flowledger.run import dropped
 from flowledger.run.batches import (
     Advantages,
+    Balanced,
     CriticUpdate,
     Filtered,
     OldLogProbs,
@@ -17,6 +21,8 @@ from flowledger.run.batches import (
     Synced,
     Update,
 )
+from flowledger.run.parallel import collectives
+from flowledger.run.parallel.ranks import Ranks
 
 POLICY = ("policy_loss", "kl_loss", "entropy_loss", "grad_norm")
 
@@ -61,6 +67,50 @@ def measure(
     if synced.update_ratio is not None:
         made["update_ratio"] = synced.update_ratio
     return made
+
+
+def whole(
+    *,
+    ranks: Ranks,
+    balanced: Balanced,
+    prompts: Prompts,
+    rollouts: Rollouts,
+    rewards: Rewards,
+    filtered: Filtered,
+    old: OldLogProbs | None,
+    advantages: Advantages,
+    update: Update | None,
+    values: Tensor | None,
+) -> dict[str, Any]:
+    """What `measure` looks at, of all ranks: the parts that each has sampled, and the rows that each has trained on."""
+    made = {
+        "prompts": prompts, "rollouts": rollouts, "rewards": rewards, "filtered": filtered, "old": old,
+        "advantages": advantages, "update": update, "values": values,
+    }  # fmt: skip
+    if ranks.size == 1:
+        return made
+    rows, world = balanced.rows, ranks.group("world")
+
+    def sampled(holder: Any, *names: str) -> Any:
+        return replace(holder, **{name: collectives.gathered(getattr(holder, name), world) for name in names})
+
+    def trained(holder: Any, *names: str) -> Any:
+        there = [name for name in names if getattr(holder, name, None) is not None]
+        return holder and replace(holder, **{name: rows.whole(getattr(holder, name)) for name in there})
+
+    reasons = dropped.decoded(rows.whole(dropped.codes(balanced.dropped_reason)))
+    later = advantages.dropped_reason and dropped.decoded(rows.whole(dropped.codes(advantages.dropped_reason)))
+    lengths = ("attention_mask", "response_mask", "finish_reason", "turns", "rollout_log_prob")
+    return {
+        "prompts": sampled(prompts, "prompt_length", "group_id"),
+        "rollouts": sampled(rollouts, *lengths),
+        "rewards": sampled(rewards, "reward", "reward_components"),
+        "filtered": replace(sampled(filtered, "loss_mask"), dropped_reason=reasons),
+        "old": trained(old, "old_log_prob"),
+        "advantages": replace(trained(advantages, "advantage", "returns", "loss_mask"), dropped_reason=later),
+        "update": trained(update, "first_log_prob", "loss_mask"),
+        "values": rows.maybe_whole(values),
+    }
 
 
 def _lengths(prompts: Prompts, rollouts: Rollouts) -> dict[str, float]:

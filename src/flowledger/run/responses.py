@@ -62,7 +62,7 @@ class Responses:
 
     @classmethod
     def blank(
-        cls, settings: Rollout, stop_ids: tuple[int, ...], generator: torch.Generator, prompt_ids: Tensor, pad_id: int
+        cls, settings: Rollout, stop_ids: tuple[int, ...], uniform: Tensor, prompt_ids: Tensor, pad_id: int
     ) -> "Responses":
         device, limit = prompt_ids.device, settings.max_response_tokens
         B = prompt_ids.shape[0] * settings.samples_per_prompt
@@ -71,7 +71,7 @@ class Responses:
         return cls(
             settings=settings,
             stop_ids=torch.tensor(stops, dtype=torch.int64, device=device),
-            uniform=sampling.streams(samples=B, positions=limit, generator=generator, device=device),
+            uniform=uniform,
             prompt_end=prompt_ids[:, -1].repeat_interleave(settings.samples_per_prompt),
             ids=torch.full((B, limit), pad_id, dtype=torch.int64, device=device),
             log_prob=torch.zeros(B, limit, dtype=torch.float32, device=device),
@@ -218,7 +218,7 @@ class Responses:
 
     def collect(self, metadata: list[tuple[int, int]]) -> Generated:
         """The responses, cut to the longest."""
-        width = max(1, int(self.length.max()))
+        width = max(1, *self.length.tolist())
         written = (torch.arange(width, device=self.length.device) < self.length[:, None]).long()
         sampled = written.clone() if self.answers else written
         for index, spans in self.answers.items():

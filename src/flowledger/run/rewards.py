@@ -6,7 +6,6 @@ where `reward.on_error` is `drop`.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from flowledger.config.reward import Reward
 from flowledger.config.schema import Data
 from flowledger.flow.errors import BadInput
+from flowledger.run.batches import Rewards
 from flowledger.run.models import Policy, load_reward_model, score_samples, score_tokens
 from flowledger.run.problems import Problem
 from flowledger.run.prompts import Tokenizer
@@ -22,18 +22,6 @@ from flowledger.run.reward_process import RewardProcess, Verdict
 from flowledger.run.reward_worker import LARGEST
 
 RULES = ("task", "math_verify", "function")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
-    """The rewards of B samples. `errors` keeps the text also where a failed sample counts as 0."""
-
-    reward_components: Tensor  # float32 [B, N_reward]
-    reward: Tensor  # float32 [B]
-    token_level_reward: Tensor  # float32 [B, S_resp]; its sum over tokens is `reward`
-    component_names: tuple[str, ...]
-    failed: tuple[str | None, ...]  # per sample: reward_error, reward_timeout, or None
-    errors: tuple[str | None, ...]  # per sample: `component: what happened`
 
 
 class Scorer:
@@ -87,7 +75,7 @@ class Scorer:
         response_ids: Tensor,
         response_mask: Tensor,
         sample_id: Tensor,
-    ) -> Scores:
+    ) -> Rewards:
         """The rewards of B responses [B, S_resp], equally many to each of the problems, in their order."""
         group_size = len(response_ids) // len(problems)
         lengths = attention_mask[:, -response_ids.shape[1] :].sum(-1).tolist()  # responses are padded on the right
@@ -114,7 +102,7 @@ class Scorer:
         attention_mask: Tensor,
         sample_id: Tensor,
         step: int,
-    ) -> Scores:
+    ) -> Rewards:
         """The rewards of B samples; one problem and response each. Raises BadInput for NaN or infinity.
 
         A response includes what an environment wrote (in attention_mask, not in response_mask). A reward for a whole
@@ -171,13 +159,13 @@ class Scorer:
             found[sample] = ("reward_error", f"{name}: {text} it must lie within ±{LARGEST:g}")
         return found
 
-    def _fuse(self, per_token: Tensor, failures: Sequence[tuple[str, str] | None]) -> Scores:
+    def _fuse(self, per_token: Tensor, failures: Sequence[tuple[str, str] | None]) -> Rewards:
         good = torch.tensor([failure is None for failure in failures])
         per_token = torch.where(good[:, None, None], per_token, torch.zeros_like(per_token))
         weights = torch.tensor([component.weight for component in self.settings.components])
         token_level = torch.einsum("bns,n->bs", per_token, weights)
         drop = self.settings.on_error == "drop"
-        return Scores(
+        return Rewards(
             reward_components=per_token.sum(-1),
             reward=token_level.sum(-1),
             token_level_reward=token_level,

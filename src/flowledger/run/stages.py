@@ -4,19 +4,22 @@ Always call a stage through this module (`stages.rollout(...)`): a name imported
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from flowledger.config.schema import Actor, Data, Rollout, RunConfig
+from flowledger.config.schema import Data, Rollout, RunConfig
 from flowledger.flow.errors import BadInput
 from flowledger.run import advantage as advantage_of
 from flowledger.run import batching, checkpoints, dropped, generate, prompts, update
 from flowledger.run import critic as critics
+from flowledger.run.balance import balanced
 from flowledger.run.batches import (
     Advantages,
+    Balanced,
     Baselines,
     CriticUpdate,
     Filtered,
@@ -29,29 +32,40 @@ from flowledger.run.batches import (
     Update,
     Values,
 )
-from flowledger.run.correction import corrected
 from flowledger.run.environments import Environment
 from flowledger.run.models import Policy, Reference
+from flowledger.run.parallel import collectives
+from flowledger.run.parallel.ranks import ALONE, Ranks
+from flowledger.run.parallel.rows import WHOLE, Rows, cut, part_of
 from flowledger.run.respond import respond
 from flowledger.run.rewards import Scorer
-from flowledger.run.sums import FirstPass, Sums
 from flowledger.run.weights import RolloutWeights
 
 
 def prompt(
-    *, source: prompts.PromptSource, tokenizer: prompts.Tokenizer, data: Data, step: int, samples_per_prompt: int
+    *,
+    source: prompts.PromptSource,
+    tokenizer: prompts.Tokenizer,
+    data: Data,
+    step: int,
+    samples_per_prompt: int,
+    ranks: Ranks = ALONE,
 ) -> Prompts:
-    """B_prompt problems of this step as left-padded ids [B_prompt, S_prompt], and the ids of the B samples to come."""
-    taken = prompts.take(source, tokenizer, data, step)
-    samples = torch.arange(data.prompts_per_step * samples_per_prompt)
+    """B_prompt problems of this step as left-padded ids [B_prompt, S_prompt], and the ids of the B samples to come.
+
+    Of several ranks each takes its part of the problems; S_prompt is the longest prompt of the step on all of them.
+    """
+    taken, mine = prompts.take(source, tokenizer, data, step), part_of(data.prompts_per_step, ranks)
+    total = data.prompts_per_step * samples_per_prompt
+    samples = torch.arange(mine.start * samples_per_prompt, mine.stop * samples_per_prompt)
     return Prompts(
-        prompt_ids=taken.prompt_ids,
-        attention_mask=taken.attention_mask,
-        position_ids=taken.position_ids,
-        prompt_length=taken.prompt_length,
-        sample_id=step * len(samples) + samples,
+        prompt_ids=cut(taken.prompt_ids, mine),
+        attention_mask=cut(taken.attention_mask, mine),
+        position_ids=cut(taken.position_ids, mine),
+        prompt_length=cut(taken.prompt_length, mine),
+        sample_id=step * total + samples,
         group_id=step * data.prompts_per_step + samples // samples_per_prompt,
-        problems=taken.problems,
+        problems=taken.problems[mine.start : mine.stop],
     )
 
 
@@ -70,6 +84,8 @@ def rollout(
     attention_mask: Tensor,
     prompt_length: Tensor,
     sample_id: Tensor,
+    ranks: Ranks = ALONE,
+    prompts_per_step: int | None = None,
 ) -> Rollouts:
     """G responses per prompt, right-padded [B, S_resp], and the sequences [B, S_prompt + S_resp] they complete.
 
@@ -78,7 +94,8 @@ def rollout(
     return respond(
         weights=weights, settings=settings, stop_ids=stop_ids, pad_id=pad_id, generator=generator, abort=abort,
         environment=environment, tokenizer=tokenizer, problems=problems, prompt_ids=prompt_ids,
-        attention_mask=attention_mask, prompt_length=prompt_length, sample_id=sample_id,
+        attention_mask=attention_mask, prompt_length=prompt_length, sample_id=sample_id, ranks=ranks,
+        prompts_per_step=prompts_per_step,
     )  # fmt: skip
 
 
@@ -95,18 +112,10 @@ def reward(
     sample_id: Tensor,
 ) -> Rewards:
     """Every component [B, N_reward], their weighted sum [B], and the same laid on tokens [B, S_resp]."""
-    scores = scorer.score_responses(
+    return scorer.score_responses(
         tokenizer=tokenizer, problems=problems, step=step, full_sequence=full_sequence, attention_mask=attention_mask,
         response_ids=response_ids, response_mask=response_mask, sample_id=sample_id,
     )  # fmt: skip
-    return Rewards(
-        reward_components=scores.reward_components,
-        reward=scores.reward,
-        token_level_reward=scores.token_level_reward,
-        component_names=scores.component_names,
-        failed=scores.failed,
-        errors=scores.errors,
-    )
 
 
 def baseline_rollout(*, weights: RolloutWeights, settings: Rollout, sample_id: Tensor, **sampling: Any) -> Rollouts:
@@ -123,8 +132,12 @@ def baseline_reward(
     step: int,
     greedy: Rollouts,
     sample_id: Tensor,
+    ranks: Ranks = ALONE,
 ) -> Baselines:
-    """What the greedy response to each prompt is worth [B_prompt], and where it is worth nothing because it failed."""
+    """What the greedy response to each prompt is worth [B_prompt], and where it is worth nothing because it failed.
+
+    Of several ranks each has scored its part of the prompts, and is told of the others' rewards.
+    """
     scores = scorer.score_responses(
         tokenizer=tokenizer, problems=problems, step=step, full_sequence=greedy.full_sequence,
         attention_mask=greedy.attention_mask, response_ids=greedy.response_ids, response_mask=greedy.response_mask,
@@ -134,7 +147,8 @@ def baseline_reward(
         response_mask=greedy.response_mask, finish_reason=greedy.finish_reason,
         environment_errors=greedy.environment_errors, failed=scores.failed, errors=scores.errors,
     )  # fmt: skip
-    return Baselines(baseline_reward=scores.reward, no_baseline=no_baseline)
+    everywhere = collectives.gathered(scores.reward, ranks.group("world"))
+    return Baselines(baseline_reward=everywhere, no_baseline=no_baseline)
 
 
 def filter(
@@ -146,6 +160,7 @@ def filter(
     errors: Sequence[str | None],
     no_baseline: Sequence[str | None],
     sample_id: Tensor,
+    ranks: Ranks = ALONE,
 ) -> Filtered:
     """Drop samples that cannot be learnt from: aborted, timed out, empty, or without an answer, a reward or a baseline.
 
@@ -156,29 +171,42 @@ def filter(
         response_mask=response_mask, finish_reason=finish_reason, environment_errors=environment_errors, failed=failed,
         no_baseline=no_baseline,
     )  # fmt: skip
-    if all(reasons):
+    if all(collectives.told(all(reasons), ranks.group("world"))):
         said = dropped.details(reasons, environment_errors=environment_errors, errors=errors, no_baseline=no_baseline)
         raise BadInput(dropped.nothing_left([reason for reason in reasons if reason], said, sample_id.tolist()))
-    kept = torch.tensor([reason is None for reason in reasons], device=response_mask.device)
+    kept = torch.tensor([reason is None for reason in reasons], dtype=torch.bool, device=response_mask.device)
     return Filtered(loss_mask=response_mask * kept[:, None], dropped_reason=reasons)
 
 
 def balance(
     *,
-    attention_mask: Tensor,
-    loss_mask: Tensor,
-    sample_id: Tensor,
-    mini_batch_samples: int,
-    actor: Actor,
+    config: RunConfig,
     bytes_per_token: int,
-) -> batching.Batches:
-    """Which samples make a mini-batch, and which a micro-batch, from their lengths without padding."""
-    return batching.split(
-        lengths=attention_mask.sum(-1).tolist(),
-        kept=(loss_mask.sum(-1) > 0).tolist(),
-        mini_batch_samples=mini_batch_samples,
-        limits=actor.micro_batch,
-        bytes_per_token=bytes_per_token,
+    ranks: Ranks = ALONE,
+    dropped_reason: Sequence[str | None],
+    full_sequence: Tensor,
+    attention_mask: Tensor,
+    position_ids: Tensor,
+    response_mask: Tensor,
+    loss_mask: Tensor,
+    rollout_log_prob: Tensor,
+    token_level_reward: Tensor,
+    reward_components: Tensor,
+    sample_id: Tensor,
+    group_id: Tensor,
+) -> Balanced:
+    """Which samples make a mini-batch, and which a micro-batch, from their lengths without padding.
+
+    Of several ranks each has sampled a part of the step's B samples; whoever trains on one is sent its rows.
+    """
+    columns = {
+        "full_sequence": full_sequence, "attention_mask": attention_mask, "position_ids": position_ids,
+        "response_mask": response_mask, "loss_mask": loss_mask, "rollout_log_prob": rollout_log_prob,
+        "token_level_reward": token_level_reward, "reward_components": reward_components, "sample_id": sample_id,
+        "group_id": group_id,
+    }  # fmt: skip
+    return balanced(
+        config=config, bytes_per_token=bytes_per_token, ranks=ranks, dropped_reason=dropped_reason, columns=columns
     )
 
 
@@ -192,6 +220,7 @@ def old_log_prob(
     position_ids: Tensor,
     response_mask: Tensor,
     sample_id: Tensor,
+    ranks: Ranks = ALONE,
 ) -> OldLogProbs:
     """The policy's own log-probs before any update [B, S_resp]: what the ratio of the loss is taken against."""
     columns = {
@@ -199,8 +228,9 @@ def old_log_prob(
         "response_mask": response_mask, "sample_id": sample_id,
     }  # fmt: skip
     made = update.log_probs(
-        model=model, config=config, batches=batches, columns=columns, sum_pi_squared=config.needs("sum_pi_squared")
-    )
+        model=model, config=config, ranks=ranks, batches=batches, columns=columns,
+        sum_pi_squared=config.needs("sum_pi_squared"),
+    )  # fmt: skip
     return OldLogProbs(
         old_log_prob=made["new_log_prob"], entropy=made["entropy"], sum_pi_squared=made.get("sum_pi_squared")
     )
@@ -216,6 +246,7 @@ def ref_log_prob(
     position_ids: Tensor,
     response_mask: Tensor,
     sample_id: Tensor,
+    ranks: Ranks = ALONE,
 ) -> RefLogProbs:
     """The reference policy's log-probs on the same tokens [B, S_resp]."""
     columns = {
@@ -223,7 +254,7 @@ def ref_log_prob(
         "response_mask": response_mask, "sample_id": sample_id,
     }  # fmt: skip
     with reference.active() as model:
-        made = update.log_probs(model=model, config=config, batches=batches, columns=columns)
+        made = update.log_probs(model=model, config=config, ranks=ranks, batches=batches, columns=columns)
     return RefLogProbs(ref_log_prob=made["new_log_prob"])
 
 
@@ -237,13 +268,14 @@ def values(
     position_ids: Tensor,
     response_mask: Tensor,
     sample_id: Tensor,
+    ranks: Ranks = ALONE,
 ) -> Values:
     """What the critic expects before each response token [B, S_resp]."""
     columns = {
         "full_sequence": full_sequence, "attention_mask": attention_mask, "position_ids": position_ids,
         "response_mask": response_mask, "sample_id": sample_id,
     }  # fmt: skip
-    return Values(values=critics.values(critic=critic, config=config, batches=batches, columns=columns))
+    return Values(values=critics.values(critic=critic, config=config, ranks=ranks, batches=batches, columns=columns))
 
 
 def advantage(
@@ -262,6 +294,7 @@ def advantage(
     baseline_reward: Tensor | None,
     sample_id: Tensor,
     group_id: Tensor,
+    rows: Rows = WHOLE,
 ) -> Advantages:
     """Advantage per sample [B] and per token [B, S_resp], after the KL penalty and the correction of rollout."""
     return advantage_of.advantages(
@@ -279,6 +312,7 @@ def advantage(
         sum_pi_squared=sum_pi_squared,
         baseline_reward=baseline_reward,
         group_id=group_id,
+        rows=rows,
     )
 
 
@@ -295,6 +329,7 @@ def update_critic(
     values: Tensor,
     returns: Tensor,
     sample_id: Tensor,
+    ranks: Ranks = ALONE,
 ) -> CriticUpdate:
     """Train the critic `epochs` times over the step's samples, one optimizer step per mini-batch."""
     columns = {
@@ -302,7 +337,7 @@ def update_critic(
         "response_mask": response_mask, "loss_mask": loss_mask, "values": values, "returns": returns,
         "sample_id": sample_id,
     }  # fmt: skip
-    return critics.update(critic=critic, config=config, batches=batches, columns=columns)
+    return critics.update(critic=critic, config=config, ranks=ranks, batches=batches, columns=columns)
 
 
 def update_actor(
@@ -322,6 +357,8 @@ def update_actor(
     advantages: Tensor,
     rollout_is_weights: Tensor | None,
     sample_id: Tensor,
+    ranks: Ranks = ALONE,
+    rows: Rows = WHOLE,
 ) -> Update:
     """Train the policy `epochs` times over the step's samples, one optimizer step per mini-batch.
 
@@ -336,41 +373,23 @@ def update_actor(
         "old_log_prob": old_log_prob, "ref_log_prob": ref_log_prob, "rollout_is_weights": rollout_is_weights,
     }  # fmt: skip
     columns |= {name: tensor for name, tensor in optional.items() if tensor is not None}
-    first = FirstPass.of(loss_mask) if old_log_prob is None or config.bypasses else None
-    sums = Sums(first=first)
-    batches = update.of_unmasked(batches, loss_mask)
-    steps: list[update.Step] = []
-    for _ in range(config.actor.epochs):
-        steps += update.epoch(
-            model=model, optimizer=optimizer, config=config, kl_coef=kl_coef, batches=batches, columns=columns,
-            sums=sums,
-        )  # fmt: skip
-    metrics, correction = sums.metrics(), config.algorithm.rollout_correction
-    if first and old_log_prob is not None and correction.active:
-        metrics |= corrected(
-            old_log_prob=first.new_log_prob, rollout_log_prob=old_log_prob, loss_mask=loss_mask, settings=correction,
-            weighted=correction.loss == "reinforce",
-        ).metrics  # fmt: skip
-    return Update(
-        policy_loss=torch.stack([step.policy_loss for step in steps]),
-        kl_loss=torch.stack([step.kl_loss for step in steps]),
-        entropy_loss=torch.stack([step.entropy_loss for step in steps]),
-        grad_norm=torch.stack([step.grad_norm for step in steps]),
-        old_log_prob=first.new_log_prob if first and old_log_prob is None else None,
-        first_log_prob=first.new_log_prob if first else None,
-        loss_mask=first.loss_mask if first and config.bypasses and correction.rejections else None,
-        metrics=metrics,
-    )
+    return update.update(
+        model=model, optimizer=optimizer, config=config, ranks=ranks, rows=rows, kl_coef=kl_coef, batches=batches,
+        columns=columns,
+    )  # fmt: skip
 
 
-def weight_sync(*, model: nn.Module, weights: RolloutWeights) -> Synced:
-    """Rollout takes over the policy's weights: a new policy version."""
-    ratio = weights.take(model)
+def weight_sync(*, model: nn.Module, weights: RolloutWeights, ranks: Ranks = ALONE) -> Synced:
+    """Rollout takes over the policy's weights, put together from the shards of all ranks: a new policy version."""
+    ratio = weights.take(model, ranks)
     return Synced(policy_version=weights.version, update_ratio=ratio)
 
 
-def checkpoint(*, policy: Policy, folder: Path, step: int) -> Path:
-    """Write the policy in Hugging Face form to `folder/step-N`."""
+def checkpoint(*, policy: Policy, weights: RolloutWeights, folder: Path, step: int, ranks: Ranks = ALONE) -> Path:
+    """Write the policy in Hugging Face form to `folder/step-N`. Of several ranks the first writes what rollout holds."""
     target = folder / f"step-{step}"
-    checkpoints.write(policy, target)
+    if ranks.size > 1:
+        policy = replace(policy, model=weights.model)
+    if ranks.rank == 0:
+        checkpoints.write(policy, target)
     return target

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from flowledger.run.batching import Indices
 from flowledger.run.loss import MicroBatchLoss
+from flowledger.run.parallel.collectives import largest, total
+from flowledger.run.parallel.ranks import ALONE, Ranks
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,12 +54,17 @@ class Sums:
             means["ref_kl"] = made.kl
         for name, value in means.items():
             self.totals[name] = self.totals.get(name, 0) + torch.where(kept, value, 0).sum()
-        largest = torch.where(kept, made.ratio, 0).max()
-        self.ratio_max = largest if self.ratio_max is None else torch.maximum(self.ratio_max, largest)
+        highest = torch.where(kept, made.ratio, 0).max() if kept.numel() else torch.zeros(())
+        self.ratio_max = highest if self.ratio_max is None else torch.maximum(self.ratio_max, highest)
 
-    def metrics(self) -> dict[str, float]:
-        """Means over all tokens that were in the loss."""
-        sums = {name: float(total) for name, total in self.totals.items()}
+    def metrics(self, ranks: Ranks = ALONE) -> dict[str, float]:
+        """Means over all tokens that were in the loss, on all data-parallel ranks."""
+        group = ranks.group("dp")
+        if not group.alone and self.ratio_max is not None:
+            self.ratio_max = largest(self.ratio_max, group)
+            added = total(torch.stack([torch.as_tensor(self.totals[name]) for name in sorted(self.totals)]), group)
+            self.totals = dict(zip(sorted(self.totals), added, strict=True))
+        sums = {name: float(value) for name, value in self.totals.items()}
         tokens = max(sums.pop("tokens", 0.0), 1.0)
-        means = {name: total / tokens for name, total in sums.items()}
+        means = {name: value / tokens for name, value in sums.items()}
         return means if self.ratio_max is None else means | {"ratio/max": float(self.ratio_max)}

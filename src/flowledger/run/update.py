@@ -4,9 +4,8 @@ Every function here is also a seam: it is called by its global name with keyword
 replaced from outside. Normalisers are those of the mini-batch and are handed down, never computed from a micro-batch.
 """
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +14,14 @@ from flowledger.config.schema import RunConfig
 from flowledger.run import finite, forward
 from flowledger.run import loss as losses
 from flowledger.run.algorithms.aggregation import Totals, totals_of
+from flowledger.run.batches import Update
 from flowledger.run.batching import Batches, Indices, MiniBatch, without
-from flowledger.run.sums import Sums
+from flowledger.run.correction import corrected
+from flowledger.run.parallel import sharded
+from flowledger.run.parallel.collectives import total
+from flowledger.run.parallel.ranks import ALONE, Ranks
+from flowledger.run.parallel.rows import WHOLE, Rows
+from flowledger.run.sums import FirstPass, Sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,11 +46,52 @@ class Step:
 Columns = Mapping[str, Tensor]  # the step's tensors by flow name, each with B rows
 
 
+def update(
+    *,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    config: RunConfig,
+    ranks: Ranks = ALONE,
+    rows: Rows = WHOLE,
+    kl_coef: float,
+    batches: Batches,
+    columns: Columns,
+) -> Update:
+    """`epochs` passes over the samples, one optimizer step per mini-batch; columns: the step's tensors by flow name."""
+    loss_mask, old_log_prob = columns["loss_mask"], columns.get("old_log_prob")
+    first = FirstPass.of(loss_mask) if old_log_prob is None or config.bypasses else None
+    sums = Sums(first=first)
+    batches = of_unmasked(batches, loss_mask, ranks)
+    steps: list[Step] = []
+    for _ in range(config.actor.epochs):
+        steps += epoch(
+            model=model, optimizer=optimizer, config=config, ranks=ranks, kl_coef=kl_coef, batches=batches,
+            columns=columns, sums=sums,
+        )  # fmt: skip
+    metrics, correction = sums.metrics(ranks), config.algorithm.rollout_correction
+    if first and old_log_prob is not None and correction.active:
+        metrics |= corrected(
+            old_log_prob=rows.whole(first.new_log_prob), rollout_log_prob=rows.whole(old_log_prob),
+            loss_mask=rows.whole(loss_mask), settings=correction, weighted=correction.loss == "reinforce",
+        ).metrics  # fmt: skip
+    return Update(
+        policy_loss=torch.stack([step.policy_loss for step in steps]),
+        kl_loss=torch.stack([step.kl_loss for step in steps]),
+        entropy_loss=torch.stack([step.entropy_loss for step in steps]),
+        grad_norm=torch.stack([step.grad_norm for step in steps]),
+        old_log_prob=first.new_log_prob if first and old_log_prob is None else None,
+        first_log_prob=first.new_log_prob if first else None,
+        loss_mask=first.loss_mask if first and config.bypasses and correction.rejections else None,
+        metrics=metrics,
+    )
+
+
 def epoch(
     *,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     config: RunConfig,
+    ranks: Ranks = ALONE,
     kl_coef: float,
     batches: Batches,
     columns: Columns,
@@ -54,7 +100,14 @@ def epoch(
     """One pass over all samples: one optimizer step per mini-batch that has something to learn from."""
     steps = (
         mini_batch(
-            model=model, optimizer=optimizer, config=config, kl_coef=kl_coef, batch=batch, columns=columns, sums=sums
+            model=model,
+            optimizer=optimizer,
+            config=config,
+            ranks=ranks,
+            kl_coef=kl_coef,
+            batch=batch,
+            columns=columns,
+            sums=sums,
         )
         for batch in batches.mini_batches
         if batch.micro_batches
@@ -62,10 +115,14 @@ def epoch(
     return [step for step in steps if step is not None]
 
 
-def of_unmasked(batches: Batches, loss_mask: Tensor) -> Batches:
-    """These batches without the samples no token of which is left in loss_mask [B_prompt*G, S_resp]."""
+def of_unmasked(batches: Batches, loss_mask: Tensor, ranks: Ranks = ALONE) -> Batches:
+    """These batches without the samples no token of which is left in loss_mask [B_prompt*G, S_resp].
+
+    Several ranks keep their micro-batches, be they empty now: all of them pass through the same collectives.
+    """
     left = loss_mask.any(-1).tolist()
-    return batches if all(left) else without(batches, {i for i, some in enumerate(left) if not some})
+    rejected = {i for i, some in enumerate(left) if not some}
+    return batches if not rejected else without(batches, rejected, keep_empty=ranks.size > 1)
 
 
 def mini_batch(
@@ -73,40 +130,46 @@ def mini_batch(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     config: RunConfig,
+    ranks: Ranks = ALONE,
     kl_coef: float,
     batch: MiniBatch,
     columns: Columns,
     sums: Sums,
 ) -> Step | None:
     """Accumulate the gradient over micro-batches, then step once; None, and no step, where the loss rejected every token."""
-    totals = mini_batch_totals(config, batch, columns["loss_mask"])
+    totals = mini_batch_totals(config, batch, columns["loss_mask"], ranks)
     parts, left = [], []
     with finite.traced(who="policy", rate="optim.lr", model=model, sample_id=columns["sample_id"][list(batch.samples)]):
         for samples in batch.micro_batches:
             rows = rows_of(columns, samples)
-            made = micro_batch(model=model, config=config, kl_coef=kl_coef, totals=totals, sums=sums, **rows)
+            made = micro_batch(
+                model=model, config=config, ranks=ranks, kl_coef=kl_coef, totals=totals, sums=sums, **rows
+            )
             parts.append(made.losses)
             left.append(made.loss_mask.any())
             if sums.first is not None:
                 sums.first.add(samples, new_log_prob=made.new_log_prob, loss_mask=made.loss_mask)
-        if not bool(torch.stack(left).any()):
+        if not int(total(torch.stack(left).sum(), ranks.group("dp"))):
             optimizer.zero_grad(set_to_none=True)
             return None
-        grad_norm = optimizer_step(model=model, optimizer=optimizer, grad_clip=config.actor.grad_clip)
-    policy_loss, kl_loss, entropy_loss = torch.stack(parts).sum(0)
+        grad_norm = optimizer_step(model=model, optimizer=optimizer, ranks=ranks, grad_clip=config.actor.grad_clip)
+    policy_loss, kl_loss, entropy_loss = total(torch.stack(parts).sum(0), ranks.group("dp"))
     return Step(policy_loss=policy_loss, kl_loss=kl_loss, entropy_loss=entropy_loss, grad_norm=grad_norm)
 
 
-def mini_batch_totals(config: RunConfig, batch: MiniBatch, loss_mask: Tensor) -> Totals:
-    """The normalisers of a mini-batch of a step with this loss mask [B_prompt*G, S_resp]."""
+def mini_batch_totals(config: RunConfig, batch: MiniBatch, loss_mask: Tensor, ranks: Ranks = ALONE) -> Totals:
+    """The normalisers of a mini-batch of a step with this loss mask [B_prompt*G, S_resp], over all data-parallel ranks."""
     horizon = config.algorithm.loss_scale_factor or config.rollout.max_response_tokens
-    return totals_of(loss_mask[list(batch.samples)], horizon=horizon, sequences=batch.sequences)
+    mine = totals_of(loss_mask[list(batch.samples)], horizon=horizon, sequences=batch.sequences)
+    tokens, rows = total(torch.tensor([mine.tokens, mine.rows]), ranks.group("dp")).tolist()
+    return replace(mine, tokens=tokens, rows=rows)
 
 
 def micro_batch(
     *,
     model: nn.Module,
     config: RunConfig,
+    ranks: Ranks = ALONE,
     kl_coef: float,
     totals: Totals,
     sums: Sums,
@@ -127,6 +190,7 @@ def micro_batch(
     """
     new = forward.micro_batch_forward(
         model=model,
+        ranks=ranks,
         full_sequence=full_sequence,
         attention_mask=attention_mask,
         position_ids=position_ids,
@@ -162,22 +226,31 @@ def micro_batch_backward(*, model: nn.Module, loss: Tensor) -> None:
     loss.backward()  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
-def optimizer_step(*, model: nn.Module, optimizer: torch.optim.Optimizer, grad_clip: float) -> Tensor:
+def optimizer_step(
+    *, model: nn.Module, optimizer: torch.optim.Optimizer, grad_clip: float, ranks: Ranks = ALONE
+) -> Tensor:
     """Clip the gradient (0: not at all), step, drop it. Returns the gradient's norm [] before clipping.
 
     Raises NotFinite where it is not finite, before anything has moved.
     """
-    trained = [p for p in model.parameters() if p.requires_grad]
-    norm = torch.nn.utils.get_total_norm([p.grad for p in trained if p.grad is not None])
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = sharded.gradient_norm(gradients, ranks)
     finite.check_norm(model, norm)  # before clipping, which would multiply every gradient with what is not finite
-    torch.nn.utils.clip_grads_with_norm_(trained, grad_clip or math.inf, norm)
+    if grad_clip:
+        sharded.clip(gradients, grad_clip, norm)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
     return norm.detach()
 
 
 def log_probs(
-    *, model: nn.Module, config: RunConfig, batches: Batches, columns: Columns, sum_pi_squared: bool = False
+    *,
+    model: nn.Module,
+    config: RunConfig,
+    ranks: Ranks = ALONE,
+    batches: Batches,
+    columns: Columns,
+    sum_pi_squared: bool = False,
 ) -> dict[str, Tensor]:
     """new_log_prob and entropy [B_prompt*G, S_resp] without gradient, and sum_pi_squared where asked for.
 
@@ -187,7 +260,7 @@ def log_probs(
     made = {name: torch.zeros(columns["response_mask"].shape) for name in names}
     for samples in batches.micro_batches:
         rows = rows_of(columns, samples)
-        part = log_prob_micro_batch(model=model, config=config, sum_pi_squared=sum_pi_squared, **rows)
+        part = log_prob_micro_batch(model=model, config=config, ranks=ranks, sum_pi_squared=sum_pi_squared, **rows)
         for name, tensor in made.items():
             tensor[list(samples)] = getattr(part, name)
     return made
@@ -198,6 +271,7 @@ def log_prob_micro_batch(
     *,
     model: nn.Module,
     config: RunConfig,
+    ranks: Ranks = ALONE,
     sum_pi_squared: bool,
     sample_id: Tensor,
     full_sequence: Tensor,
@@ -208,6 +282,7 @@ def log_prob_micro_batch(
     """Log-probs of one micro-batch without gradient, for the old and the reference policy."""
     return forward.micro_batch_forward(
         model=model,
+        ranks=ranks,
         full_sequence=full_sequence,
         attention_mask=attention_mask,
         position_ids=position_ids,
@@ -222,5 +297,5 @@ def log_prob_micro_batch(
 
 def rows_of(columns: Columns, samples: Indices | Sequence[int]) -> dict[str, Tensor]:
     """The rows of these samples, by flow name."""
-    index = torch.as_tensor(samples)
+    index = torch.as_tensor(samples, dtype=torch.int64)
     return {name: tensor[index.to(tensor.device)] for name, tensor in columns.items()}

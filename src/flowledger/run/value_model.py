@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from flowledger.config.schema import Tiny
 from flowledger.flow.errors import BadInput
 from flowledger.run import forward, models, tiny
+from flowledger.run.causal_lm import unwrapped
+from flowledger.run.parallel import sharded
+from flowledger.run.parallel.ranks import ALONE, Ranks
 
 KEY = "critic.path"
 
@@ -73,17 +76,22 @@ def token_values(
     response_mask: Tensor,
     packed: bool,
     shared_prompts: bool = True,
+    ranks: Ranks = ALONE,
 ) -> Tensor:
     """The value before each response token, float32 [B_micro, S_resp]; 0 where response_mask is 0.
 
     V_t is read at the token before t, as the policy's log-prob of t is. full_sequence, attention_mask, position_ids
     [B_micro, S]; response_mask [B_micro, S_resp] covers the last columns.
     """
-    hidden, wanted = forward.response_states(
-        model, full_sequence, attention_mask, position_ids, response_mask, packed=packed, shared_prompts=shared_prompts
-    )
-    values: Tensor = model.head(hidden)  # type: ignore[operator]  # [T_resp, 1]
-    return forward.on_tokens(values[:, 0].float(), wanted)
+
+    def states_and_head(*sequences: Tensor) -> Tensor:
+        hidden, wanted = forward.response_states(
+            model, *sequences, packed=packed, shared_prompts=shared_prompts, ranks=ranks
+        )
+        values: Tensor = model.head(hidden)  # type: ignore[operator]  # [T_resp, 1]
+        return forward.on_tokens(values[:, 0].float(), wanted)
+
+    return sharded.within(model, states_and_head, full_sequence, attention_mask, position_ids, response_mask)
 
 
 def _start(policy: models.Policy) -> nn.Module:
@@ -91,7 +99,7 @@ def _start(policy: models.Policy) -> nn.Module:
     if policy.lora:
         base: Any = copy.deepcopy(policy.model)
         return base.unload().get_decoder()  # type: ignore[no-any-return]
-    backbone: nn.Module = copy.deepcopy(forward.unwrapped(policy.model).get_decoder())
+    backbone: nn.Module = copy.deepcopy(unwrapped(policy.model).get_decoder())
     return backbone
 
 

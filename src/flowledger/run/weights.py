@@ -6,6 +6,9 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from flowledger.run.parallel import sharded
+from flowledger.run.parallel.ranks import ALONE, Ranks
+
 
 @dataclass(slots=True, kw_only=True)
 class RolloutWeights:
@@ -16,15 +19,19 @@ class RolloutWeights:
     version: int = 0
 
     @torch.no_grad()
-    def take(self, policy: nn.Module) -> float | None:
-        """Take over the policy's trainable tensors, one at a time. Returns ‖Δ‖ / ‖w‖ over all of them, None if shared."""
+    def take(self, policy: nn.Module, ranks: Ranks = ALONE) -> float | None:
+        """Take over the policy's trainable tensors, one at a time. Returns ‖Δ‖ / ‖w‖ over all of them, None if shared.
+
+        Where the policy is cut over ranks, each tensor is gathered whole, and let go before the next.
+        """
         self.version += 1
         if self.shared:
             return None
         mine = dict(self.model.named_parameters())
         moved, size = 0.0, 0.0
-        for name, theirs in policy.named_parameters():
-            if theirs.requires_grad:
+        for name, part in policy.named_parameters():
+            if part.requires_grad:
+                theirs = sharded.whole(part)
                 moved += float((theirs - mine[name]).float().square().sum())
                 size += float(theirs.float().square().sum())
                 mine[name].copy_(theirs)

@@ -15,6 +15,9 @@ from flowledger.run.environments import Environment, open_environment
 from flowledger.run.exceptions import told
 from flowledger.run.generate import Abort
 from flowledger.run.optimizer import adamw
+from flowledger.run.parallel import processes
+from flowledger.run.parallel.ranks import Ranks, join
+from flowledger.run.parallel.sharded import cut
 from flowledger.run.weights import RolloutWeights, rollout_weights
 
 
@@ -38,6 +41,7 @@ class World:
     bytes_per_token: int
     kl: KlControl
     critic: Critic | None
+    ranks: Ranks
 
     @property
     def bindings(self) -> dict[str, int]:
@@ -59,19 +63,22 @@ class World:
 
 def build(config: RunConfig) -> World:
     """Build a run's world. Raises BadInput for whatever the configuration names and the machine does not have."""
-    check_mesh(config)
+    processes.check(config)
+    ranks = join(config.mesh)
     checkpoints.check_room(config)
     abort = _abort_function(config.rollout.abort_function) if config.rollout.abort_function else None
     environment = open_environment(config.rollout, config.data)
     scorer = rewards.Scorer(config.reward, config.data, seed=config.seed)  # first: its process starts meanwhile
     try:
-        return _build(config, scorer, abort, environment)
+        return _build(config, scorer, abort, environment, ranks)
     except BaseException:
         scorer.close()
         raise
 
 
-def _build(config: RunConfig, scorer: rewards.Scorer, abort: Abort | None, environment: Environment | None) -> World:
+def _build(
+    config: RunConfig, scorer: rewards.Scorer, abort: Abort | None, environment: Environment | None, ranks: Ranks
+) -> World:
     torch.manual_seed(config.seed)
     source = prompts.open_source(config.data, seed=config.seed)
     policy = models.load_policy(config.model, seed=config.seed)
@@ -81,11 +88,14 @@ def _build(config: RunConfig, scorer: rewards.Scorer, abort: Abort | None, envir
     forward.check_forward(policy.model, policy.sizes["V"], packed=actor.packed, shared_prompts=actor.shared_prompts)
     scorer.load_models(policy, seed=config.seed)
     reference = models.reference_of(policy) if config.ref else None
-    critic = load_critic(config, policy) if config.critic else None
+    critic = load_critic(config, policy, ranks) if config.critic else None
     weights = rollout_weights(policy.model, shared=config.rollout.weights == "shared")
     decode.verify(weights.model)
     if config.actor.activation_checkpointing:
         models.recompute_activations(policy.model)
+    cut(policy.model, ranks)
+    if reference is not None and not reference.adapters_off:
+        cut(reference.model, ranks)
     optimizer = adamw(policy.model, config.optim, lr=config.optim.lr)
     warmup = config.optim.warmup_steps
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1)))
@@ -96,7 +106,7 @@ def _build(config: RunConfig, scorer: rewards.Scorer, abort: Abort | None, envir
         stop_ids=(*policy.stop_ids, *config.rollout.stop_token_ids), pad_id=policy.pad_id, abort=abort,
         environment=environment,
         bytes_per_token=models.bytes_per_token(layers=sizes["L"], hidden_size=sizes["H"]),
-        kl=KlControl.of(config.algorithm), critic=critic,
+        kl=KlControl.of(config.algorithm), critic=critic, ranks=ranks,
     )  # fmt: skip
 
 
@@ -120,13 +130,4 @@ def _check_stop_tokens(config: RunConfig, vocabulary: int) -> None:
             raise BadInput(
                 f"rollout.stop_token_ids holds {token} ({config.source_of('rollout.stop_token_ids')}), and the model "
                 f"has {vocabulary} tokens; use ids from 0 to {vocabulary - 1}"
-            )
-
-
-def check_mesh(config: RunConfig) -> None:
-    """Refuse more than one process: this loop runs on one."""
-    for axis, degree in config.mesh.degrees.items():
-        if degree != 1:
-            raise BadInput(
-                f"mesh.{axis} = {degree} ({config.source_of(f'mesh.{axis}')}): this loop runs on one process; use 1"
             )

@@ -204,7 +204,7 @@ PROBES: tuple[Probe, ...] = (
     ),
     Probe(
         stage=None,
-        target="flowledger.run.forward:project_logits",
+        target="flowledger.run.head:project_logits",
         scope="call",
         args={"hidden_states": "hidden_states"},
         results={"": "logits"},

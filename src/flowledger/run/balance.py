@@ -1,0 +1,44 @@
+"""Who trains on what: the split of a step into mini- and micro-batches, dealt to data-parallel ranks, and its rows sent there."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
+from flowledger.config.schema import RunConfig
+from flowledger.run import batching, dropped
+from flowledger.run.batches import Balanced
+from flowledger.run.parallel import collectives
+from flowledger.run.parallel.ranks import Ranks
+from flowledger.run.parallel.rows import moved, rows_of
+
+
+def balanced(
+    *,
+    config: RunConfig,
+    bytes_per_token: int,
+    ranks: Ranks,
+    dropped_reason: Sequence[str | None],
+    columns: Mapping[str, Tensor],
+) -> Balanced:
+    """The split of the step's B samples, and the rows of those that this rank trains on.
+
+    columns: what this rank sampled, by flow name, each [B/ranks, ...]; dropped_reason of the same samples.
+    """
+    world, group_size = ranks.group("world"), config.rollout.samples_per_prompt
+    actors = config.mini_batch_prompts * group_size
+    critics = ((config.critic and config.critic.mini_batch_prompts) or config.mini_batch_prompts) * group_size
+    lengths: list[int] = collectives.gathered(columns["attention_mask"].sum(-1), world).tolist()
+    shares = batching.shares(
+        lengths=lengths,
+        kept=(collectives.gathered(columns["loss_mask"].sum(-1), world) > 0).tolist(),
+        mini_batch_samples=actors,
+        limits=config.actor.micro_batch,
+        bytes_per_token=bytes_per_token,
+        ranks=ranks.degree("dp"),
+        dealt_samples=math.gcd(actors, critics),
+    )
+    taken = [share.samples for share in shares]
+    sent = moved({**columns, "dropped_reason": dropped.codes(dropped_reason)}, taken, len(lengths), ranks)
+    reasons = dropped.decoded(sent.pop("dropped_reason"))
+    return Balanced(batches=shares[ranks.at("dp")].batches, rows=rows_of(taken, ranks), dropped_reason=reasons, **sent)

@@ -1,0 +1,126 @@
+"""This process's place in the mesh, and the groups it talks to. One process is a mesh of ones: every group is itself.
+
+Ranks are numbered as in `flow.mesh`: pp slowest, then dp, cp, sp, tp. `ep` rides on dp: of each ep neighbouring dp ranks
+every one holds other experts; `edp` is what dp leaves (dp = edp*ep).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from flowledger.config.engine import Mesh
+
+AXES = ("pp", "edp", "ep", "cp", "sp", "tp")  # of the device mesh, slowest first
+
+# name -> axes whose ranks form it together
+GROUPS: dict[str, tuple[str, ...]] = {
+    "pp": ("pp",),
+    "dp": ("edp", "ep"),
+    "ep": ("ep",),
+    "cp": ("cp",),
+    "sp": ("sp",),
+    "tp": ("tp",),
+    "tokens": ("cp", "sp"),  # hold slices of the same samples
+    "shards": ("edp", "ep", "cp", "sp"),  # FSDP cuts parameters over them
+    "expert_shards": ("edp", "cp", "sp"),  # FSDP cuts the experts of one ep rank over them
+    "model": ("pp", "cp", "sp", "tp"),  # work on the same samples
+    "world": AXES,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks that take part in a collective together, and which of them this process is."""
+
+    name: str
+    ranks: tuple[int, ...] = (0,)
+    at: int = 0  # this process's place among them
+    handle: dist.ProcessGroup | None = None  # None where there is nobody else
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+    @property
+    def alone(self) -> bool:
+        return self.size == 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """The mesh as one process sees it."""
+
+    rank: int = 0
+    size: int = 1
+    degrees: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(AXES, 1))
+    mesh: DeviceMesh | None = None  # of all AXES; None on one process
+    meshes: Mapping[str, DeviceMesh] = field(default_factory=dict)  # of each group, in one dimension
+    groups: Mapping[str, Group] = field(default_factory=lambda: {name: Group(name) for name in GROUPS})
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+    def group(self, name: str) -> Group:
+        """One of GROUPS."""
+        return self.groups[name]
+
+    def degree(self, name: str) -> int:
+        """How many ranks a group has."""
+        return self.groups[name].size
+
+    def at(self, name: str) -> int:
+        """This process's place in a group: its coordinate, for a group that is an axis."""
+        return self.groups[name].at
+
+    def submesh(self, name: str) -> DeviceMesh | None:
+        """The one-dimensional device mesh of a group; None where it is alone."""
+        return None if self.groups[name].alone else self.meshes[name]
+
+
+ALONE = Ranks()
+
+
+def coordinates(degrees: Mapping[str, int], rank: int) -> dict[str, int]:
+    """Axis -> place of a rank; the last of AXES varies fastest."""
+    found = {}
+    for axis in reversed(AXES):
+        rank, found[axis] = divmod(rank, degrees[axis])
+    return {axis: found[axis] for axis in AXES}
+
+
+def degrees_of(mesh: Mesh) -> dict[str, int]:
+    """Degrees of AXES for a configured mesh, whose ep divides its dp."""
+    return {
+        "pp": mesh.pp, "edp": mesh.dp // mesh.ep, "ep": mesh.ep, "cp": mesh.cp, "sp": mesh.sp, "tp": mesh.tp,
+    }  # fmt: skip
+
+
+def join(mesh: Mesh) -> Ranks:
+    """The ranks of this process in a mesh, its process groups made. The default process group must exist where needed."""
+    degrees = degrees_of(mesh)
+    if prod(degrees.values()) == 1:
+        return ALONE
+    rank, size = dist.get_rank(), dist.get_world_size()
+    kind = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+    mesh_of_all = init_device_mesh(kind, tuple(degrees.values()), mesh_dim_names=AXES)
+    meshes = {
+        name: mesh_of_all[axes] if len(axes) == 1 else mesh_of_all[axes]._flatten(name) for name, axes in GROUPS.items()
+    }
+    groups = {name: _group(name, axes, degrees, rank, meshes[name]) for name, axes in GROUPS.items()}
+    return Ranks(rank=rank, size=size, degrees=degrees, mesh=mesh_of_all, meshes=meshes, groups=groups, device=device)
+
+
+def _group(name: str, axes: Sequence[str], degrees: Mapping[str, int], rank: int, mesh: DeviceMesh) -> Group:
+    here = coordinates(degrees, rank)
+    others = (
+        other
+        for other in range(prod(degrees.values()))
+        if all(at == here[axis] for axis, at in coordinates(degrees, other).items() if axis not in axes)
+    )
+    ranks = tuple(others)
+    if len(ranks) == 1:
+        return Group(name, ranks)
+    return Group(name, ranks, ranks.index(rank), mesh.get_group())

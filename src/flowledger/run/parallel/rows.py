@@ -1,0 +1,109 @@
+"""The rows of a batch on their way between ranks: from who sampled them to who trains on them, and together again."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from flowledger.run.batching import Indices
+from flowledger.run.parallel import collectives
+from flowledger.run.parallel.ranks import ALONE, Group, Ranks, coordinates
+
+Columns = Mapping[str, Tensor]
+T = TypeVar("T")
+
+
+def part_of(total: int, ranks: Ranks) -> range:
+    """The rows of this process where all ranks share `total` rows: chunks as torch.chunk cuts them, the last ones shorter."""
+    each = -(-total // ranks.size)
+    return range(min(ranks.rank * each, total), min((ranks.rank + 1) * each, total))
+
+
+def cut(x: Tensor, part: range) -> Tensor:
+    """Those rows of x as a tensor of their own; x itself where they are all."""
+    return x if len(part) == len(x) else x[part.start : part.stop].clone()
+
+
+def widened(x: Tensor, width: int, value: int = 0) -> Tensor:
+    """[n, S] padded on the right to [n, width]."""
+    return x if x.shape[1] == width else torch.nn.functional.pad(x, (0, width - x.shape[1]), value=value)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rows:
+    """Which rows of a step's B samples this rank holds, and how those of all data-parallel ranks become one again."""
+
+    group: Group = field(default_factory=lambda: ALONE.group("dp"))
+    samples: Tensor | None = None  # [B/dp] of the step, in the order of the rows; None: all of them, in their order
+    order: Tensor | None = None  # [B] where each sample stands when the rows of all ranks are joined
+
+    @property
+    def split(self) -> bool:
+        """Whether other ranks hold rows that this one does not."""
+        return self.order is not None
+
+    def whole(self, rows: Tensor) -> Tensor:
+        """[B/dp, ...] of every rank as [B, ...], samples in the order of the step."""
+        return rows if self.order is None else collectives.gathered(rows, self.group)[self.order]
+
+    def mine(self, whole: Tensor) -> Tensor:
+        """[B, ...] in the order of the step, as the rows that this rank holds."""
+        return whole if self.samples is None else whole[self.samples]
+
+    def maybe_whole(self, rows: Tensor | None) -> Tensor | None:
+        """`whole`, of what need not be there."""
+        return None if rows is None else self.whole(rows)
+
+    def maybe_mine(self, whole: Tensor | None) -> Tensor | None:
+        """`mine`, of what need not be there."""
+        return None if whole is None else self.mine(whole)
+
+    def of(self, each: Sequence[T]) -> tuple[T, ...]:
+        """Of something for each of the step's B samples, that of the rows that this rank holds."""
+        return tuple(each) if self.samples is None else tuple(each[sample] for sample in self.samples.tolist())
+
+
+WHOLE = Rows()
+
+
+def rows_of(taken: Sequence[Indices], ranks: Ranks) -> Rows:
+    """The rows of this rank where each data-parallel rank takes these samples of a step."""
+    group = ranks.group("dp")
+    if ranks.size == 1:
+        return WHOLE
+    joined = torch.tensor([sample for samples in taken for sample in samples])
+    return Rows(group=group, samples=torch.tensor(taken[group.at]), order=joined.argsort())
+
+
+def moved(columns: Columns, taken: Sequence[Indices], total: int, ranks: Ranks) -> dict[str, Tensor]:
+    """Each column [n, ...], cut as `part_of` cuts `total` rows, as the rows [B/dp, ...] of this rank.
+
+    Every rank sends to every other what its data-parallel rank has taken of its rows: one all-to-all a column.
+    """
+    if ranks.size == 1:
+        return dict(columns)
+    return exchanged(columns=columns, taken=taken, total=total, ranks=ranks)
+
+
+def exchanged(*, columns: Columns, taken: Sequence[Indices], total: int, ranks: Ranks) -> dict[str, Tensor]:
+    """`moved` between ranks."""
+    world, here = ranks.group("world"), part_of(total, ranks)
+    each = len(part_of(total, Ranks(rank=0, size=ranks.size)))
+    wanted = [taken[to] for to in dp_of_ranks(ranks)]
+    sending = [[sample for sample in sorted(samples) if sample in here] for samples in wanted]
+    mine = taken[ranks.at("dp")]
+    arriving = [0] * world.size
+    for sample in mine:
+        arriving[sample // each] += 1
+    index = torch.tensor([sample - here.start for samples in sending for sample in samples], dtype=torch.int64)
+    counts = [len(samples) for samples in sending]
+    ordered = torch.tensor(mine).argsort().argsort()  # they arrive in the order of the step
+    return {name: collectives.spread(x[index], counts, arriving, world)[ordered] for name, x in columns.items()}
+
+
+def dp_of_ranks(ranks: Ranks) -> list[int]:
+    """The dp coordinate of every rank of the world."""
+    places = (coordinates(ranks.degrees, rank) for rank in range(ranks.size))
+    return [place["edp"] * ranks.degrees["ep"] + place["ep"] for place in places]
