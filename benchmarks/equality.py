@@ -31,6 +31,7 @@ class Gap:
     weight_over_lr: float
 
 
+FLOOR = 0.01  # a loss that is 0 by construction (advantages that add up to 0, ratio 1) is rounding and nothing else
 LOSSES = ("policy_loss", "kl_loss", "entropy_loss", "value_loss", "grad_norm", "critic_grad_norm")
 
 
@@ -49,7 +50,7 @@ def _gradients(trace: Trace, world: Any) -> Iterator[None]:
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(**given: Any) -> Any:
             model = given["model"]
-            here = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+            here = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
             trace.gradients.append(sharded.everywhere(here, world.ranks))
             return original(**given)
 
@@ -65,7 +66,7 @@ def gap(one: Trace, other: Trace, lr: float) -> Gap:
     assert len(one.gradients) == len(other.gradients), (len(one.gradients), len(other.gradients))
     losses = [name for name in LOSSES if name in one.metrics]
     return Gap(
-        loss=max(abs(one.metrics[n] - other.metrics[n]) / max(abs(one.metrics[n]), 1e-3) for n in losses),
+        loss=max(abs(one.metrics[n] - other.metrics[n]) / max(abs(one.metrics[n]), FLOOR) for n in losses),
         grad=max(_gradient_gap(a, b) for a, b in zip(one.gradients, other.gradients, strict=True)),
         weight_over_lr=max(
             float((weight - other.weights[name]).abs().max()) / lr for name, weight in one.weights.items()

@@ -3,16 +3,16 @@
 import json
 import resource
 import signal
-import subprocess
 import sys
-import time
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 
 from flowledger import cli
 from flowledger.ledger.reader import Ledger
+from tests.cli.forked import forked, in_step
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -290,7 +290,7 @@ def test_other_bad_input_names_the_way_out(call, recorded, words: list[str], hin
 
 def test_a_run_without_a_name_of_its_own_takes_the_next_free_one(call, small, tmp_path) -> None:
     for expected in ("tiny", "tiny-2"):
-        assert call("run", small(steps=1), "--dir", tmp_path / "runs", "-q")[0] == 0
+        assert call("run", small(steps=1, record={"level": "steps"}), "--dir", tmp_path / "runs", "-q")[0] == 0
         assert (tmp_path / "runs" / expected / "report.html").exists()
 
 
@@ -303,30 +303,24 @@ def test_level_off_trains_and_writes_nothing(call, small, tmp_path, monkeypatch)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_run_that_is_asked_to_end_closes_its_book_and_exits_with_130(tmp_path, number: signal.Signals) -> None:
     run = tmp_path / "run"
-    command = [sys.executable, "-m", "flowledger.cli", "run", EXAMPLES / "tiny.yaml", "steps=10000", "-o", run, "-q"]
-    child = subprocess.Popen([str(word) for word in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    deadline = time.monotonic() + 120
-    while sum(file.stat().st_size for file in run.glob("parts/*/spans-*.jsonl")) < 30_000:
-        assert time.monotonic() < deadline, "the run wrote nothing"
-        time.sleep(0.05)
-    child.send_signal(number)
-    out, err = child.communicate(timeout=60)
-    assert (child.returncode, err.strip()) == (130, "flowledger: interrupted")
-    assert " broken" not in out
+    words = ("run", EXAMPLES / "tiny.yaml", "steps=10000", "record.ops_every=0", "-o", run, "-q")
+    with forked(tmp_path, *words) as child:
+        child.until(lambda: in_step(run, 2))
+        child.send(number)
+        assert (child.ended(), child.err.strip()) == (130, "flowledger: interrupted")
+        assert " broken" not in child.out
     assert (run / "report.html").exists()
     with Ledger(run) as ledger:
         assert ledger.directory.state == "interrupted"
 
 
-def test_an_endless_query_ends_on_ctrl_c(recorded) -> None:
+def test_an_endless_query_ends_on_ctrl_c(tmp_path, recorded) -> None:
     endless = "with recursive t(n) as (select 1 union all select n + 1 from t) select max(n) from t"
-    child = subprocess.Popen(
-        [sys.executable, "-m", "flowledger.cli", "sql", str(recorded), endless], stderr=subprocess.PIPE, text=True
-    )
-    time.sleep(4)
-    child.send_signal(signal.SIGINT)
-    _, err = child.communicate(timeout=20)
-    assert (child.returncode, err.strip()) == (130, "flowledger: interrupted")
+    with forked(tmp_path, "sql", recorded, endless) as child:
+        used = psutil.Process(child.process.pid).cpu_times
+        child.until(lambda: used().user > 2)  # more than it takes to open the ledger: the query is being answered
+        child.send(signal.SIGINT)
+        assert (child.ended(), child.err.strip()) == (130, "flowledger: interrupted")
 
 
 def test_text_that_came_from_a_run_is_shown_and_never_obeyed(call, recorded, small, tmp_path) -> None:

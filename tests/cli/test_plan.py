@@ -60,6 +60,7 @@ def test_json_is_one_document_with_everything(call: Call) -> None:
         "lifetimes",
         "estimates",
         "engine",
+        "communication",
         "summary",
         "reading",
     } <= found.keys()

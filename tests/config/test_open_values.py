@@ -168,9 +168,9 @@ def test_verl_refuses_what_its_trainer_cannot_compute_with(tmp_path: Path, setti
     ],
 )
 def test_a_script_that_grows_without_end_is_one_line_and_soon(tmp_path: Path, text: str) -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     assert "\n" not in fault(script(tmp_path, text + "python3 -m verl.trainer.main_ppo\n"))
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ def test_both_pages_have_the_same_recipes(page: Path) -> None:
     assert RECIPE.findall(page.read_text(encoding="utf-8")) == RECIPES
 
 
+@pytest.mark.usefixtures("rewards_here")
 @pytest.mark.parametrize(("name", "settings"), RECIPES, ids=[name for name, _ in RECIPES])
 def test_a_recipe_is_a_change_and_trains(name: str, settings: str) -> None:
     short = ("steps=2", "threads=1", "record.level=off")

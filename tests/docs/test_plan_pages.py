@@ -2,15 +2,14 @@
 
 import json
 import re
-import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
 import typer.main
+from tests.docs.terminal import typed
 from tests.docs.test_readme import DOCS, PAGES, ROOT, commands
 
 from flowledger.cli import app
@@ -30,10 +29,9 @@ def text_of(name: str) -> str:
     return (DOCS / name).read_text(encoding="utf-8")
 
 
-def planned(words: str) -> subprocess.CompletedProcess[str]:
-    """A flowledger command, run in the root of the repository."""
-    command = [sys.executable, "-m", "flowledger.cli", *shlex.split(words)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+def planned(words: str) -> CompletedProcess[str]:
+    """A flowledger command, typed in the root of the repository."""
+    return typed(words, ROOT)
 
 
 def keys_of(value: Any, name: str = "") -> Iterator[str]:
@@ -48,19 +46,22 @@ def keys_of(value: Any, name: str = "") -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def document() -> dict[str, Any]:
-    """A plan with everything that can be asked for, as `--json` prints it."""
-    asked = "--gpu h100-80g --advise --max-tokens --set actor_rollout_ref.rollout.n=4 --json"
-    done = planned(f"plan examples/verl_qwen3_8b_fsdp.sh {asked}")
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+def documents() -> list[dict[str, Any]]:
+    """Plans with everything that can be asked for, as `--json` prints them. The largest values are searched for with a small
+    model: each try is a plan."""
+    asked = (
+        "examples/verl_qwen3_8b_fsdp.sh --gpu h100-80g --advise --set actor_rollout_ref.rollout.n=4",
+        "examples/tiny.yaml memory.limit_bytes=4000000 --max-tokens",
+    )
+    found = [planned(f"plan {words} --json") for words in asked]
+    assert [done.returncode for done in found] == [0, 0], [done.stderr for done in found]
+    return [json.loads(done.stdout) for done in found]
 
 
 @pytest.mark.parametrize("name", PLANS)
-def test_every_key_of_the_json_is_described(name: str, document: dict[str, Any]) -> None:
+def test_every_key_of_the_json_is_described(name: str, documents: list[dict[str, Any]]) -> None:
     text = text_of(name).partition("## `--json`")[2]
-    keys = dict.fromkeys(keys_of(document))
+    keys = dict.fromkeys(key for document in documents for key in keys_of(document))
     positions = set(columns(FindingRow)) & set(columns(MemoryRow))  # of every row of the ledger
     assert {"summary", "peak_instant", "kv_blocks", "arithmetic", "saves", "limited_by", "deviation", "assumed"} <= {
         *keys

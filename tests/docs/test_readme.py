@@ -1,18 +1,17 @@
 """The README and the pages say what is so: commands run, links lead somewhere, tables and pictures are those of the code."""
 
 import importlib.util
-import os
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Iterator
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from pydantic import BaseModel
+from tests.docs.terminal import typed
 
 from flowledger.config.read import read
 from flowledger.config.schema import RunConfig
@@ -102,12 +101,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def outputs(place: Path) -> list[tuple[list[str], str, str]]:
     """Every flowledger command of the README, run in order: words, what the README shows, what came out."""
-    environment = {**os.environ, "COLUMNS": "160", "OMP_NUM_THREADS": "1"}
     results = []
     for words, output in shown(READMES[0]):
-        done = subprocess.run(
-            [sys.executable, "-m", "flowledger.cli", *words], cwd=place, env=environment, capture_output=True, text=True
-        )
+        done = typed(words, place, COLUMNS="160")
         assert done.returncode == EXIT.get(words[0], 0), (
             f"flowledger {' '.join(words)}: exit code {done.returncode}\n{done.stderr}"
         )
@@ -224,8 +220,16 @@ def test_every_setting_is_described(name: str) -> None:
     assert not [key for key in keys if not any(f"`{tail}`" in text for tail in tails(key))]
 
 
-def test_tables_and_outputs_in_pages_are_those_of_the_product() -> None:
+def printed(words: str) -> str:
+    """What the script that fills the pages starts a process for."""
+    done = typed(words, ROOT, COLUMNS="100", NO_COLOR="1")
+    assert done.returncode <= 1, done.stderr  # 1: a check fails
+    return done.stdout
+
+
+def test_tables_and_outputs_in_pages_are_those_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
     fill_tables = script("fill_tables.py")
+    monkeypatch.setattr(fill_tables, "printed", cache(printed))
     stale = [page.name for page in fill_tables.pages() if fill_tables.filled(page) != page.read_text(encoding="utf-8")]
     assert not stale, "run: python docs/fill_tables.py"
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowledger.flow.axes import AXES, DENSE, EXPERT
 from flowledger.flow.errors import BadInput
 from flowledger.flow.mesh import (
-    ORDER,
-    Mesh,
     authoritative,
+    buffer_shape,
     cut,
     elements,
     holders,
@@ -20,8 +20,10 @@ from flowledger.flow.mesh import (
     local_slices,
     logical_shape,
     mesh,
-    parse_placement,
+    parts,
 )
+from flowledger.flow.placements import parse_placement
+from flowledger.run.parallel import ranks
 
 # Worked out by hand from torch.chunk: pieces of ceil(size / pieces), then what is left, then nothing.
 CHUNKS = [
@@ -37,15 +39,28 @@ CHUNKS = [
 
 
 @st.composite
+def meshes(draw, most=3):
+    """Any product of degrees, ep dividing dp."""
+    degrees = {axis: draw(st.integers(1, most)) for axis in draw(st.sets(st.sampled_from(DENSE), max_size=3))}
+    ep = draw(st.integers(1, 2))
+    return mesh(**{**degrees, "dp": degrees.get("dp", 1) * ep, "ep": ep})
+
+
+@st.composite
 def cases(draw):
-    degrees = {axis: draw(st.integers(1, 3)) for axis in draw(st.sets(st.sampled_from(ORDER), max_size=3))}
-    shape = tuple(draw(st.lists(st.integers(0, 7), min_size=1, max_size=3)))
-    kinds = st.sampled_from(["Replicate()", "Partial()", *(f"Shard({dim})" for dim in range(len(shape)))])
-    return mesh(**degrees), shape, {axis: draw(kinds) for axis in degrees}
+    """A mesh, a shape, and placements along axes that do not overlap: dense ones, expert ones, joined ones."""
+    on = draw(meshes())
+    shape = tuple(draw(st.lists(st.integers(0, 7), min_size=1, max_size=2)))
+    dims = range(len(shape))
+    kinds = st.sampled_from(
+        ["Replicate()", "Partial()", *(f"{kind}({dim})" for kind in ("Shard", "_StridedShard") for dim in dims)]
+    )
+    axes = draw(st.sampled_from([DENSE, EXPERT, ("shards", "tp"), ("dp", "tokens"), ("expert_shards", "ep", "tp")]))
+    return on, shape, {axis: draw(kinds) for axis in axes}
 
 
 @given(cases())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_the_shards_of_all_ranks_hold_every_element_and_none_twice(case):
     on, shape, placements = case
     seen = Counter(
@@ -60,16 +75,17 @@ def test_the_shards_of_all_ranks_hold_every_element_and_none_twice(case):
 
 
 @given(cases())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_every_element_is_held_once_for_each_position_on_the_axes_that_do_not_shard(case):
     on, shape, placements = case
-    copies = math.prod(degree for axis, degree in on.degrees if "Shard" not in placements.get(axis, ""))
+    cutting = {one for axis, text in placements.items() if "Shard" in text for one in parts(axis)}
+    copies = math.prod(on.degree(axis) for axis in EXPERT if axis not in cutting)
     for index in elements(shape):
         assert len(holders(index, shape, placements, on)) == copies
 
 
 @given(cases())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_local_shapes_add_up_to_the_logical_shape(case):
     on, shape, placements = case
     locals_ = {rank: local_shape(shape, placements, on, rank) for rank in range(on.size)}
@@ -78,9 +94,61 @@ def test_local_shapes_add_up_to_the_logical_shape(case):
 
 @given(cases())
 @settings(max_examples=50, deadline=None)
-def test_ranks_and_coordinates_are_one_to_one(case):
-    on, _, _ = case
+def test_an_element_is_held_by_the_ranks_in_whose_box_it_is(case):
+    on, shape, placements = case
+    boxes = {rank: local_box(shape, placements, on, rank) for rank in range(on.size)}
+    for index in elements(shape):
+        inside = [r for r, box in boxes.items() if all(a <= at < b for at, (a, b) in zip(index, box, strict=True))]
+        assert list(holders(index, shape, placements, on)) == inside
+
+
+@given(meshes())
+@settings(max_examples=50, deadline=None)
+def test_ranks_and_coordinates_are_one_to_one_in_both_factorisations(on):
     assert [on.rank(on.coordinates(rank)) for rank in range(on.size)] == list(range(on.size))
+    assert [on.rank(on.expert_coordinates(rank)) for rank in range(on.size)] == list(range(on.size))
+    assert on.size == math.prod(degree for axis, degree in on.degrees if axis != "ep")
+
+
+@given(meshes(most=2))
+@settings(max_examples=15, deadline=None)
+def test_ranks_are_numbered_as_the_loop_numbers_its_processes(on):
+    degrees = {axis: on.degree(axis) for axis in ranks.AXES}
+    for rank in range(on.size):
+        here = ranks.coordinates(degrees, rank)
+        assert on.expert_coordinates(rank) == here
+        for name, axes in ranks.GROUPS.items():
+            alike = [
+                other
+                for other in range(on.size)
+                if all(at == here[axis] for axis, at in ranks.coordinates(degrees, other).items() if axis not in axes)
+            ]
+            if name in AXES or name in ("tokens", "shards", "expert_shards"):
+                assert list(on.group(name, rank)) == alike
+                assert alike[on.at(rank, name)] == rank
+                assert [r for r in range(on.size) if on.beside(r, [name]) == on.beside(rank, [name])] == alike
+
+
+def test_experts_ride_on_dp_by_hand():
+    on = mesh(dp=4, ep=2, tp=2)  # 8 ranks, not 16
+    assert on.size == 8
+    assert on.degrees == (("pp", 1), ("dp", 4), ("cp", 1), ("sp", 1), ("tp", 2), ("ep", 2))
+    # dp 0-3 stand at ranks 0, 2, 4, 6; of neighbours one holds the experts of ep 0, one those of ep 1
+    assert [on.at(rank, "ep") for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert on.group("ep", 0) == (0, 2)
+    assert on.group("expert_shards", 0) == (0, 4)
+    assert on.group("shards", 0) == (0, 2, 4, 6)
+    assert local_shape((8, 3), {"ep": "Shard(0)", "expert_shards": "Shard(1)"}, on, 4) == (4, 1)
+
+
+def test_fsdp_cuts_what_tensor_parallelism_has_left_by_hand():
+    on = mesh(dp=2, tp=2)
+    # 10 -> 5 + 5 over tp; then 5 -> 3 + 2 over dp. Without the stride dp would cut first: 5 + 5, then 3 + 2 over tp.
+    both = {"shards": "_StridedShard(0)", "tp": "Shard(0)"}
+    assert [local_box((10,), both, on, rank)[0] for rank in range(4)] == [(0, 3), (5, 8), (3, 5), (8, 10)]
+    assert [buffer_shape((10,), both, on, rank, axis="shards") for rank in range(4)] == [(3,)] * 4
+    plain = {"shards": "Shard(0)", "tp": "Shard(0)"}
+    assert [local_box((10,), plain, on, rank)[0] for rank in range(4)] == [(0, 3), (3, 5), (5, 8), (8, 10)]
 
 
 @pytest.mark.parametrize(("size", "pieces", "expected"), CHUNKS)
@@ -98,7 +166,7 @@ def test_a_batch_of_ten_over_dp_four_by_hand():
 
 
 def test_two_axes_that_cut_one_dimension_cut_one_after_another():
-    on = Mesh((("dp", 2), ("tp", 2)))
+    on = mesh(dp=2, tp=2)
     both = {"dp": "Shard(0)", "tp": "Shard(0)"}
     # 5 -> 3 + 2 over dp; then 3 -> 2 + 1 and 2 -> 1 + 1 over tp
     assert [local_box((5,), both, on, rank)[0] for rank in range(4)] == [(0, 2), (2, 3), (3, 4), (4, 5)]
@@ -119,20 +187,27 @@ def test_a_group_differs_along_one_axis_only():
     assert on.group("cp", 5) == (5,)
 
 
-@pytest.mark.parametrize("text", ["Shard(1)", "Replicate()", "Partial()"])
+@pytest.mark.parametrize("text", ["Shard(1)", "_StridedShard(0)", "_StridedShard(0, 2)", "Replicate()", "Partial()"])
 def test_placements_are_spelled_back_as_read(text):
     assert str(parse_placement(text)) == text
 
 
 @pytest.mark.parametrize(
     ("torch_repr", "ours"),
-    [("S(0)", "Shard(0)"), ("R", "Replicate()"), ("P(sum)", "Partial()"), ("Shard(dim=2)", "Shard(2)")],
+    [
+        ("S(0)", "Shard(0)"),
+        ("R", "Replicate()"),
+        ("P(sum)", "Partial()"),
+        ("Shard(dim=2)", "Shard(2)"),
+        ("_S(0, 4)", "_StridedShard(0, 4)"),
+        ("_StridedShard(dim=1, sf=2)", "_StridedShard(1, 2)"),
+    ],
 )
 def test_spellings_of_torch_are_understood(torch_repr, ours):
     assert str(parse_placement(torch_repr)) == ours
 
 
-@pytest.mark.parametrize("text", ["shard(0)", "Shard()", "Shard", "Split(0)", ""])
+@pytest.mark.parametrize("text", ["shard(0)", "Shard()", "Shard", "Split(0)", "Shard(0, 2)", ""])
 def test_other_placements_are_refused(text):
     with pytest.raises(BadInput, match="none of Shard"):
         parse_placement(text)
@@ -148,6 +223,14 @@ def test_what_cannot_be_is_refused():
         mesh(dp=0)
     with pytest.raises(BadInput, match="outside a tensor"):
         holders((4, 0), (4, 4), {}, on)
+    with pytest.raises(BadInput, match=r"ep = 2 does not divide mesh\.dp = 3; nearest: ep = 1"):
+        mesh(dp=3, ep=2)
+    with pytest.raises(BadInput, match="mesh axis 'xp' is none of dp"):
+        local_shape((4,), {"xp": "Shard(0)"}, on, 0)
+    with pytest.raises(BadInput, match="both are counted along edp"):
+        local_shape((4, 4), {"dp": "Shard(0)", "shards": "Shard(1)"}, on, 0)
+    with pytest.raises(BadInput, match="cut that dimension into 1 pieces"):
+        local_shape((4,), {"dp": "_StridedShard(0, 2)"}, on, 0)
 
 
 def test_shards_that_do_not_fit_together_are_refused_by_rank():

@@ -87,11 +87,14 @@ def counted(
     *,
     warm: bool,
 ) -> Measured:
-    """Peak of a step, after one that makes the moments."""
+    """Peak of a step. `warm`: the optimizer has its moments, which a step of gradients of 0 makes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if warm:
-            step()
+            for parameter in model.parameters():
+                parameter.grad = torch.zeros_like(parameter)
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         gc.collect()
         states = [value for state in optimizer.state.values() for value in state.values()]
         resting = sum(parameter.nbytes for parameter in model.parameters())

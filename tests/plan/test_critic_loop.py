@@ -1,13 +1,11 @@
 """The critic of flowledger's own loop against its plan: its micro-batch alone, and a recorded run of examples/ppo.yaml."""
 
-import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import nn
 
-from flowledger import cli
 from flowledger.config.engine import Engine, Logits, Recompute
 from flowledger.ledger.reader import Ledger
 from flowledger.plan.fsdp import timeline as fsdp
@@ -19,7 +17,7 @@ from flowledger.run.algorithms.value_loss import value_loss
 from flowledger.run.models import recompute_activations
 from flowledger.run.value_model import ValueModel, token_values
 from flowledger.tables.models import Architecture
-from tests.plan.conftest import COMMON, EXAMPLES, Witnesses, planned, with_observed_tokens
+from tests.plan.conftest import COMMON, Witnesses, planned, record, with_observed_tokens
 from tests.plan.fsdp_runs import Measured, architecture, causal_lm, counted
 from tests.plan.test_fsdp_loop import LENGTHS, Batch, batch
 from tests.plan.test_memory import TOLERANCE, later, recorded_peaks
@@ -86,13 +84,7 @@ RUNS = {
 @pytest.fixture(scope="module", params=RUNS)
 def witness(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Witnesses]:
     overrides = (*COMMON, "critic.warmup_steps=0", *RUNS[request.param])
-    path = tmp_path_factory.mktemp("critic") / request.param
-    before, sys.argv = sys.argv, ["flowledger", "run", str(EXAMPLES / "ppo.yaml"), *overrides, "-o", str(path), "-q"]
-    try:
-        cli.main()
-    finally:
-        sys.argv = before
-    ledger = Ledger(path)
+    ledger = Ledger(record(tmp_path_factory.mktemp("critic") / request.param, *overrides, source="ppo.yaml"))
     yield Witnesses(ledger, with_observed_tokens(planned("ppo.yaml", *overrides), ledger))
     ledger.close()
 

@@ -107,6 +107,6 @@ def test_what_is_expected_is_repeated_by_its_seed_and_keeps_the_counts_of_verl()
 
 
 def test_a_thousand_samples_are_packed_in_a_moment() -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     pack([1 + (7919 * n) % 8000 for n in range(1000)], scheme="balanced", budget=32768)
-    assert time.perf_counter() - started < 0.5
+    assert time.process_time() - started < 0.5

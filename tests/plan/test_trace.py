@@ -124,7 +124,7 @@ def test_a_pass_without_gradients_agrees(case: str) -> None:
 
 
 def test_all_layers_of_a_model_agree() -> None:
-    asked = job(architecture("Qwen3-0.6B"), **HALF)
+    asked = job(architecture("Llama-3.2-1B"), **HALF)
     assert closed(asked) == pytest.approx(trace(asked, "update_actor").bytes, rel=AGREES)
 
 

@@ -198,7 +198,7 @@ def close(made: Tensor, want: Tensor) -> None:
 
 
 @pytest.mark.parametrize("name", PER_SAMPLE)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(rows=batches, random=st.randoms(use_true_random=False))
 def test_the_order_of_samples_does_not_matter(name: str, rows: list[tuple[int, int, int]], random: Any) -> None:
     order = random.sample(range(len(rows)), len(rows))
@@ -207,7 +207,7 @@ def test_the_order_of_samples_does_not_matter(name: str, rows: list[tuple[int, i
 
 
 @pytest.mark.parametrize("name", PER_SAMPLE)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(rows=batches, stray=st.sampled_from([-1e3, 0.0, 7.0]), where=st.integers(0, 3))
 def test_a_dropped_sample_is_as_if_it_were_not_there(
     name: str, rows: list[tuple[int, int, int]], stray: float, where: int
@@ -222,7 +222,7 @@ def test_a_dropped_sample_is_as_if_it_were_not_there(
 
 
 @pytest.mark.parametrize("name", PER_SAMPLE)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(rows=batches, random=st.randoms(use_true_random=False))
 def test_tokens_of_the_environment_change_nothing(name: str, rows: list[tuple[int, int, int]], random: Any) -> None:
     inputs = batch(rows)
@@ -237,7 +237,7 @@ def test_tokens_of_the_environment_change_nothing(name: str, rows: list[tuple[in
 
 
 @pytest.mark.parametrize("name", WHITENED)
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=15)
 @given(rows=batches)
 def test_whitened_advantages_have_mean_0_and_variance_1(name: str, rows: list[tuple[int, int, int]]) -> None:
     inputs = batch(rows)

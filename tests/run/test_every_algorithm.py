@@ -14,6 +14,7 @@ from flowledger.run.algorithms.advantages import ADVANTAGES
 from flowledger.run.algorithms.policy_losses import POLICY_LOSSES
 from tests.run.worlds import config
 
+pytestmark = pytest.mark.usefixtures("rewards_here")
 CRITIC = {"gae"}
 
 

@@ -16,6 +16,8 @@ from flowledger.run.algorithms import rollout_correction
 from flowledger.run.correction import corrected
 from tests.run.worlds import config
 
+pytestmark = pytest.mark.usefixtures("rewards_here")
+
 MEAN = {"rollout_correction": {"rejections": [{"kind": "seq_mean_k1", "high": 1.5}]}}
 
 

@@ -1,12 +1,14 @@
 """The verbs that look at a ledger or explain a word: show, sample, sql, explain, version."""
 
 import sys
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 
 from flowledger.cli.options import Json, RunArgument
+from flowledger.cli.plan import Assume, Framework, Gpu, ModelOption, Overrides, read_source
 from flowledger.flow.errors import BadInput
 
 
@@ -19,20 +21,33 @@ class Language(StrEnum):
 
 def show(
     run: RunArgument,
-    table: Annotated[str, typer.Argument(help="shapes, memory, lifetimes, stages, metrics, samples, log, findings")],
+    table: Annotated[
+        str, typer.Argument(help="shapes, memory, lifetimes, stages, balance, metrics, samples, log, findings, mesh")
+    ],
     step: Annotated[int | None, typer.Option(help="one step")] = None,
     stage: Annotated[str | None, typer.Option(help="one stage")] = None,
+    sample: Annotated[int | None, typer.Option(help="mesh: who trains on this sample")] = None,
+    token: Annotated[int | None, typer.Option(help="mesh: who has this token of the sample")] = None,
+    head: Annotated[int | None, typer.Option(help="mesh: who has this query head")] = None,
+    layer: Annotated[int | None, typer.Option(help="mesh: who has this layer")] = None,
+    expert: Annotated[int | None, typer.Option(help="mesh: who has this expert")] = None,
     wide: Annotated[bool, typer.Option("--wide", help="more columns: mask shape, padding, kind, dtype, bytes")] = False,
     json: Json = False,
     csv: Annotated[bool, typer.Option("--csv")] = False,
 ) -> None:
     """Print one table of a run."""
     from flowledger.ledger.reader import Ledger
-    from flowledger.show import plain, tables, terminal
+    from flowledger.show import mesh, plain, tables, terminal
 
+    question = mesh.Question(sample=sample, token=token, head=head, layer=layer, expert=expert)
     with Ledger(run) as ledger:
-        made = tables.table(ledger, table, step=step, stage=stage)
+        if table == "mesh":
+            made = mesh.mesh_table(ledger, step=step, stage=stage, question=question)
+        else:
+            made = tables.table(ledger, table, step=step, stage=stage)
         _warn_torn(ledger)
+    if question.named and table != "mesh":
+        raise BadInput(f"--{next(iter(question.named))} asks who holds it: flowledger show {run} mesh")
     _one_form(json, csv)
     if json:
         print(plain.table_json(made))
@@ -86,7 +101,13 @@ def sql(
 
 
 def explain(
-    name: Annotated[str, typer.Argument(help="a tensor, stage, symbol, memory kind, metric or algorithm")],
+    name: Annotated[str, typer.Argument(help="a tensor, stage, symbol, memory kind, metric, algorithm, or sp-vs-cp")],
+    overrides: Overrides = None,
+    plan: Annotated[str | None, typer.Option("--plan", metavar="CONFIG", help="sp-vs-cp with its numbers")] = None,
+    gpu: Gpu = None,
+    model: ModelOption = None,
+    assume: Assume = None,
+    framework: Framework = None,
     lang: Annotated[Language, typer.Option(help="language")] = Language.en,
     json: Json = False,
 ) -> None:
@@ -94,10 +115,35 @@ def explain(
     from flowledger.show import explain as explanation
     from flowledger.show import plain
 
+    asked = {"key=value": overrides, "--gpu": gpu, "--model": model, "--assume": assume, "--framework": framework}
+    if plan is not None:
+        _compare(name, plan, asked, lang, json)
+        return
+    if unused := [option for option, value in asked.items() if value]:
+        raise BadInput(f"explain {name}: {', '.join(unused)} belongs to a configuration; name it with --plan CONFIG")
     if json:
         print(plain.as_json("explain", "", explanation.meanings(name, lang.value)))
     else:
         print(explanation.explain(name, lang.value))
+
+
+def _compare(name: str, source: str, asked: Mapping[str, Any], lang: Language, json: bool) -> None:
+    """`sp-vs-cp` for one configuration."""
+    from flowledger.flow.errors import folded
+    from flowledger.plan import ask, sp_vs_cp
+    from flowledger.show import explain_sequence, plain, terminal
+
+    if folded(name) != folded(explain_sequence.NAME):
+        raise BadInput(f"explain {name} --plan: only {explain_sequence.NAME} is explained with a configuration")
+    overrides, framework = asked["key=value"] or [], asked["--framework"]
+    reading = read_source(source, overrides, framework, None, asked["--assume"], None, None)
+    made = ask.make(reading, ask.Question(gpu=asked["--gpu"], model=asked["--model"]))
+    document = sp_vs_cp.compare(made)
+    if json:
+        beside = {key: value for key, value in document.items() if key not in ("run", "rows")}
+        print(plain.as_json("explain", document["run"], document["rows"], **beside))
+    else:
+        explain_sequence.draw(document, terminal.console(), lang.value)
 
 
 def version() -> None:

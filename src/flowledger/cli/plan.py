@@ -74,7 +74,7 @@ def plan(
     )  # fmt: skip
 
     def reread(more: Sequence[str]) -> "Reading":
-        return _read(source, [*(overrides or []), *more], framework, verl, assume, arg, launch)
+        return read_source(source, [*(overrides or []), *more], framework, verl, assume, arg, launch)
 
     made = make(reread([]), question)
     document = answer(made, question, reread)
@@ -113,7 +113,7 @@ def check(
 
     if fail_on not in ("fail", "warn"):
         raise BadInput(f"--fail-on {fail_on!r} is neither fail nor warn")
-    reading = _read(source, overrides or [], framework, verl, assume, arg, launch)
+    reading = read_source(source, overrides or [], framework, verl, assume, arg, launch)
     made = make(reading, Question(gpu=gpu, model=model, lengths=_lengths(lengths)))
     rows = checks(made)
     if json:
@@ -125,7 +125,7 @@ def check(
         raise typer.Exit(1)
 
 
-def _read(
+def read_source(
     source: str, overrides: Sequence[str], framework: str | None, version: str | None, assume: Sequence[str] | None,
     arguments: Sequence[str] | None, launch: int | None,
 ) -> "Reading":  # fmt: skip

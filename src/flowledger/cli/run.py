@@ -1,11 +1,10 @@
-"""The verb `run`: the reference loop on a configuration, recorded, checked and shown."""
+"""The verb `run`: the reference loop on a configuration, recorded, checked and shown; on one process or on many."""
 
+import os
 import re
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,9 +12,6 @@ from flowledger.flow.errors import BadInput
 
 if TYPE_CHECKING:
     from flowledger.config.schema import RunConfig
-    from flowledger.ledger.directory import RunDirectory
-    from flowledger.ledger.writer import Writer
-    from flowledger.run.loop import StepReport
 
 
 def run(
@@ -24,151 +20,67 @@ def run(
     out: Annotated[Path | None, typer.Option("-o", metavar="RUN", help="where the run goes; must not exist")] = None,
     directory: Annotated[Path, typer.Option("--dir", help="parent of runs without -o")] = Path("runs"),
     name: Annotated[str | None, typer.Option("--name", help="instead of the config's name")] = None,
+    nproc: Annotated[
+        int | None, typer.Option("--nproc", min=1, max=1024, help="processes on this machine, as many as mesh asks for")
+    ] = None,
     tables: Annotated[bool, typer.Option("--tables", help="end with the ledgers and one sample's passport")] = False,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="no progress bar")] = False,
 ) -> None:
-    """Train: the reference loop on this configuration, recorded. Ends with its findings and a report."""
-    import signal
+    """Train: the reference loop on this configuration, recorded. Ends with its findings and a report.
 
+    Under torchrun each process is a rank: torchrun … -m flowledger run CONFIG.yaml -o RUN
+    """
+    from flowledger.cli import launch, ranks
+    from flowledger.config import shards
     from flowledger.config.read import read
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is asked to end does so as on Ctrl-C
-    settings = read(config, overrides or [])
-    if settings.record.level == "off":
-        _train(settings, quiet=quiet)
-        return
-    path = Path(out or _free_path(directory, _checked_name(name or settings.name))).resolve()
-    _refuse_existing(path)
-    with _finished(tables=tables) as opened:
-        _recorded_run(settings, _shown(path), quiet, opened)
+    started = int(os.environ.get("WORLD_SIZE", "1"))  # by torchrun
+    if nproc is not None and started > 1:
+        raise BadInput(f"--nproc {nproc} inside of torchrun, which has started {started} processes; leave it out")
+
+    def asked() -> tuple["RunConfig", Path | None]:
+        settings = read(config, overrides or [])
+        shards.check(settings, nproc or started)
+        return settings, _path(settings, out, directory, name)
+
+    if started > 1:
+        ranks.join(asked, tables=tables, quiet=quiet)
+    elif nproc is not None and nproc > 1:
+        launch.launch(config, overrides or [], nproc, asked()[1], tables=tables, quiet=quiet)
+    else:
+        _alone(asked, tables=tables, quiet=quiet)
 
 
-@contextmanager
-def _finished(*, tables: bool) -> Iterator[list["RunDirectory"]]:
-    """Check, compact and show the run that was opened inside, however it ended; yields where to note that run."""
-    opened: list[RunDirectory] = []
-    try:
-        yield opened
-    except BaseException:
-        with _deaf(), suppress(BadInput):  # what ended the run is what must be heard
-            for book in opened:
-                _finish(book.path, tables=False)
-        raise
-    with _deaf():
-        for book in opened:
-            _finish(book.path, tables=tables)
-
-
-@contextmanager
-def _deaf() -> Iterator[None]:
-    """Ctrl-C is not heard inside: closing a book takes a second or two, and half closed it would be worth less."""
+def _alone(asked: Callable[[], tuple["RunConfig", Path | None]], *, tables: bool, quiet: bool) -> None:
+    """The run in this process."""
     import signal
 
-    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]
-    try:
-        yield
-    finally:
-        for number, handler in before:
-            signal.signal(number, handler)
+    from flowledger.cli.finish import finished
+    from flowledger.cli.recorded import Recorded, train
 
-
-def _recorded_run(settings: "RunConfig", path: Path, quiet: bool, opened: list["RunDirectory"]) -> None:
-    """Build the world, open the book, attach, train; the book is closed in whatever state the run ends."""
-    from flowledger.record.adapters.loop import PROBES
-    from flowledger.record.attach import attach
-    from flowledger.record.recorder import Recorder
-    from flowledger.run import loop
-
-    if not quiet:
-        gguf = settings.model.path.endswith(".gguf") or settings.model.path == "smollm2-135m"
-        first = " (dequantised the first time: half a minute)" if gguf else ""
-        print(f"loading {settings.model.path}{first}", file=sys.stderr)
-    with loop.prepared(settings) as world:
-        manifest = _manifest(settings, path.name, world.bindings)
-        with _book(path, manifest, settings.record.queue_rows, opened) as ink:
-            recorder = Recorder(
-                ink, level=settings.record.level, bindings=world.bindings, ops_every=settings.record.ops_every,
-                groups=settings.record.groups, limit=settings.memory.limit_bytes,
-            )  # fmt: skip
-            with attach(PROBES, recorder):
-                _steps(settings, loop.train(world), lambda _: _check_ink(ink, path), quiet=quiet)
-
-
-@contextmanager
-def _book(path: Path, manifest: Any, capacity: int, opened: list["RunDirectory"]) -> Iterator["Writer"]:
-    """A new run and its writer; closed with the state that the run ended in, and with what recording came to."""
-    from flowledger.ledger import directory, writer
-
-    book = directory.create(path, manifest)
-    opened.append(book)
-    state, wrote = "crashed", None
-    try:
-        ink = writer.Writer(book.part("actor", 0), capacity=capacity)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is asked to end does so as on Ctrl-C
+    settings, path = asked()
+    recorded, state = Recorded(), "crashed"
+    with finished(recorded, tables=tables):
         try:
-            yield ink
+            train(settings, path, recorded, quiet=quiet)
             state = "closed"
         except KeyboardInterrupt:
             state = "interrupted"
             raise
         finally:
-            ink.close()
-            stats = ink.stats()
-            wrote = {"rows": stats.rows, "bytes": stats.bytes, "dropped": stats.dropped}
-    finally:
-        book.close(state, wrote)
+            recorded.close(state, recorded.wrote())
 
 
-def _train(settings: "RunConfig", *, quiet: bool) -> None:
-    """The loop alone, nothing recorded."""
-    from flowledger.run import loop
+def _path(settings: "RunConfig", out: Path | None, directory: Path, name: str | None) -> Path | None:
+    """Where the run goes; None where nothing is recorded. Says early, before models are loaded, that it is taken."""
+    from flowledger.ledger.directory import check_free
 
-    with loop.prepared(settings) as world:
-        _steps(settings, loop.train(world), lambda _: None, quiet=quiet)
-
-
-def _steps(
-    settings: "RunConfig", reports: Iterator["StepReport"], after: Callable[["StepReport"], None], *, quiet: bool
-) -> None:
-    from flowledger.show.progress import progress
-
-    with progress(settings.name, settings.steps, quiet=quiet) as advance:
-        for report in reports:
-            advance(report.step, report.metrics)
-            after(report)
-
-
-def _check_ink(ink: "Writer", path: Path) -> None:
-    if not (path / "parts").is_dir():
-        raise BadInput(f"run {path} was removed while it ran; what it recorded is lost")
-    if ink.failure:
-        raise BadInput(
-            f"cannot write to run {path}: {ink.failure.strerror or ink.failure}; what was written stays readable"
-        )
-
-
-def _manifest(settings: "RunConfig", name: str, bindings: dict[str, int]) -> Any:
-    from importlib.metadata import PackageNotFoundError, version
-
-    from flowledger.ledger.manifest import Manifest
-
-    versions = {}
-    for package in ("flowledger", "torch", "transformers", "peft", "reasoning-gym"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return Manifest(
-        run=name,
-        level=settings.record.level,
-        config=settings.model_dump(mode="json", by_alias=True),
-        sources=dict(settings._sources),
-        framework=settings.framework,
-        framework_version=versions.get("flowledger"),
-        versions=versions,
-        mesh=settings.mesh.degrees,
-        rank_classes={"all": [0]},
-        bindings=bindings,
-    )
+    if settings.record.level == "off":
+        return None
+    path = Path(out or _free_path(directory, _checked_name(name or settings.name))).resolve()
+    check_free(path)
+    return _shown(path)
 
 
 def _free_path(directory: Path, name: str) -> Path:
@@ -193,47 +105,3 @@ def _shown(path: Path) -> Path:
     """A path as people write it: relative where it lies beneath the current directory."""
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) and path != here else path
-
-
-def _refuse_existing(path: Path) -> None:
-    """Say early, before models are loaded, what creating the run would say."""
-    from flowledger.ledger import directory
-
-    directory.check_free(path)
-
-
-def _close_book(path: Path) -> None:
-    """Read the whole ledger once: write the laws' findings, compact, and keep a link to the latest run."""
-    from flowledger.diagnose import laws, shapes
-    from flowledger.ledger import compact, directory, reader, writer
-
-    with reader.Ledger(path) as ledger:
-        findings = [*laws.check(ledger), *shapes.check(ledger)]
-    ink = writer.Writer(directory.open_run(path).part("actor", 0))
-    for finding in findings:
-        ink.put(finding)
-    ink.close()
-    if ink.failure is None:
-        compact.compact(path)
-
-
-def _finish(path: Path, *, tables: bool) -> None:
-    """Check, compact and show what was recorded."""
-    _close_book(path)
-    _conclude(path, tables=tables)
-
-
-def _conclude(path: Path, *, tables: bool) -> None:
-    """What a run ends with: its tables where asked for, its report, its findings and its own cost."""
-    from flowledger.ledger.reader import Ledger
-    from flowledger.show import report, terminal
-
-    screen = terminal.console()
-    with Ledger(path) as ledger:
-        if tables:
-            report.draw(ledger, screen)
-        try:
-            report.write_html(ledger, path / "report.html")
-        except OSError as error:
-            screen.print(f"no report: {error.strerror}")
-        report.conclude(ledger, screen)

@@ -17,6 +17,7 @@ Strategy = Literal["single", "ddp", "fsdp1", "fsdp2", "zero1", "zero2", "zero3",
 # Units of FSDP2 outside the layers, where the head is not tied to the embedding. tail: the embedding, and final norm with
 # head, kept after forward; head: each of both; embedding: that alone, norm and head in the root; root: all in the root.
 Outside = Literal["tail", "head", "embedding", "root"]
+Pipeline = Literal["gpipe", "1f1b", "interleaved"]
 Kernels = Literal["hf", "liger", "te", "local"]  # eager modules, fused ones, Transformer Engine, Megatron's own
 
 
@@ -31,6 +32,9 @@ class Mesh(Section):
     ep: int = Field(1, ge=1, le=2**20)
     etp: int | None = Field(None, ge=1, le=2**20)  # tensor parallel degree inside experts; null: tp
     vpp: int = Field(1, ge=1, le=2**20)  # virtual pipeline chunks of one rank (interleaved schedule)
+    # Keys and values pass around cp ranks, or these exchange heads for tokens; either way samples stand alone, and prompts
+    # are not shared (actor.shared_prompts has no effect).
+    cp_kind: Literal["ring", "all_to_all"] = "ring"
 
     @property
     def model(self) -> int:
@@ -114,6 +118,9 @@ class Engine(Section):
     accumulates_unsharded: bool = False  # gradients of all but the last micro-batch stay whole on each rank
     distributed_optimizer: bool = True  # Megatron
     sequence_parallel: bool = False  # Megatron: norms and residuals cut along the sequence over tp
+    # The order of micro-batches in a pipeline: all forward, then all backward; one of each by turns; the same with several
+    # chunks of layers a rank (mesh.vpp > 1).
+    pipeline: Pipeline = "1f1b"
     layers_in_first_stage: int | None = Field(None, ge=0, le=SIZE)
     layers_in_last_stage: int | None = Field(None, ge=0, le=SIZE)
     layers_in_stages: tuple[int, ...] = ()  # all (virtual) stages one by one, where a layout names them

@@ -37,7 +37,9 @@ class Tiny(Section):
     layers: int = Field(2, ge=1, le=1024)  # L
     heads: int = Field(4, ge=1, le=SIZE)  # A
     kv_heads: int = Field(2, ge=1, le=SIZE)  # K
-    ffn_size: int = Field(128, ge=8, le=SIZE)  # F
+    ffn_size: int = Field(128, ge=8, le=SIZE)  # F; of each expert where there are several
+    experts: int | None = Field(None, ge=2, le=SIZE)  # E; null: one feed-forward a layer, no router
+    experts_per_token: int = Field(2, ge=1, le=SIZE)
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "Tiny":
@@ -45,7 +47,12 @@ class Tiny(Section):
             raise ValueError(f"hidden_size = {self.hidden_size} is not divisible by heads = {self.heads}")
         if self.heads % self.kv_heads:
             raise ValueError(f"heads = {self.heads} is not divisible by kv_heads = {self.kv_heads}")
-        parameters = self.layers * self.hidden_size * (4 * self.hidden_size + 3 * self.ffn_size)
+        if self.experts and self.experts_per_token > self.experts:
+            raise ValueError(
+                f"experts_per_token = {self.experts_per_token} of experts = {self.experts}; use at most {self.experts}"
+            )
+        feed_forward = 3 * self.ffn_size * (self.experts or 1)
+        parameters = self.layers * self.hidden_size * (4 * self.hidden_size + feed_forward)
         if parameters > TINY_PARAMETERS:
             raise ValueError(
                 f"these sizes make a model of about {parameters:.1e} weights; at most {TINY_PARAMETERS:.1e}"
@@ -198,6 +205,7 @@ class Record(Section):
     queue_rows: int = Field(
         100_000, ge=100, le=10**8
     )  # rows that may wait for the writer; more are dropped and counted
+    hang_after_s: float = Field(300.0, ge=0, le=COUNT)  # that a rank may wait for one that does not get on; 0: for ever
 
 
 class RunConfig(Section):

@@ -11,9 +11,12 @@ from itertools import groupby
 from math import prod
 from typing import Any
 
+from flowledger.flow.dims import parse_shape
 from flowledger.flow.errors import BadInput
 from flowledger.flow.mesh import Mesh, logical_shape, mesh
+from flowledger.flow.stages import stages
 from flowledger.flow.tensors import tensors
+from flowledger.ledger.assemble import meshes_of
 from flowledger.ledger.reader import Ledger
 from flowledger.ledger.rows import FindingRow
 
@@ -31,6 +34,9 @@ ITEMSIZE = {
     "uint8": 1,
     "bool": 1,
 }
+
+# Symbols whose size each rank has for itself: micro-batches differ, and so do decode steps.
+RAGGED = {"B_micro", "B_run", "B_admit", "B_slot", "N_decode", "S_cache", "T", "T_logit", "P"}
 
 TOKENS = "rows of `tokens`: record.level = tokens"  # what a law about tokens lacks where none were recorded
 
@@ -87,18 +93,22 @@ def shapes_conserved(ledger: Ledger) -> Answer:
         if row["numel"] != prod(row["local_shape"])
         or (row["dtype"] in ITEMSIZE and row["bytes"] != row["numel"] * ITEMSIZE[row["dtype"]])
     ]
-    on = mesh(**{axis: degree for axis, degree in ledger.directory.manifest.mesh.items() if degree > 1})
-    for _, access in groupby(sorted(rows, key=_access_key), key=_access_key):
-        breaches += _put_together(list(access), on)
+    meshes = meshes_of(ledger.directory.manifest.mesh)
+    if meshes:
+        for _, access in groupby(sorted(rows, key=_access_key), key=_access_key):
+            breaches += _put_together(list(access), meshes)
     return Answer(seen=len(rows), breaches=tuple(breaches))
 
 
-def _put_together(rows: Rows, on: Mesh) -> list[str]:
+def _put_together(rows: Rows, meshes: Mapping[str, Mesh]) -> list[str]:
     """The shards of one access on all ranks against the logical shape that each rank stated.
 
     A rank may access a tensor several times at one place (decode steps, chunks of logits): the n-th access of one rank
     belongs to the n-th of every other.
     """
+    name, where = rows[0]["tensor_name"], stages().get(rows[0]["stage"] or "")
+    lies_on = tensors()[name].mesh if name in tensors() else None
+    on = meshes[lies_on or (where.mesh if where else "train")]
     by_rank: dict[int, Rows] = {}
     for row in sorted(rows, key=lambda row: int(row["seq"])):
         by_rank.setdefault(row["rank"] or 0, []).append(row)
@@ -109,18 +119,33 @@ def _put_together(rows: Rows, on: Mesh) -> list[str]:
 
 
 def _whole(rows: Rows, on: Mesh) -> list[str]:
+    """One access of one tensor on the ranks that have it, cut as its placement says, chunk by chunk."""
+    if not rows[0]["dims"] or RAGGED & {symbol for dim in parse_shape(rows[0]["dims"]) for symbol in dim.symbols}:
+        return []  # every rank has what it happens to have: there is only the sum
     stated = {tuple(row["logical_shape"]) for row in rows if row["logical_shape"]}
     if len(stated) > 1:
         return [f"{_where(rows[0])}: ranks disagree on the logical shape: {sorted(stated)}"]
-    locals_ = {row["rank"] or 0: row["local_shape"] for row in rows}
-    if len(locals_) != on.size or not stated:
+    placements = dict(pair.split(": ", 1) for pair in rows[0]["placement"] or () if ": " in pair)
+    locals_ = _on_one_stage({row["rank"] or 0: row["local_shape"] for row in rows}, on)
+    if locals_ is None or not stated:
         return []
-    placements = dict(pair.split("=", 1) for pair in rows[0]["placement"] or () if "=" in pair)
+    shapes, within = locals_
     try:
-        whole = logical_shape(locals_, placements, on)
+        whole = logical_shape(shapes, placements, within)
     except BadInput as error:
         return [f"{_where(rows[0])}: {error}"]
     return [] if whole in stated else [f"{_where(rows[0])}: shards give {list(whole)}, stated is {list(*stated)}"]
+
+
+def _on_one_stage(locals_: dict[int, Any], on: Mesh) -> tuple[dict[int, Any], Mesh] | None:
+    """The local shapes, with the mesh of the ranks that have one: all, or those of one pipeline stage; else None."""
+    if len(locals_) == on.size:
+        return locals_, on
+    stages_ = {on.coordinates(rank)["pp"] for rank in locals_}
+    within = mesh(**{axis: degree for axis, degree in on.degrees if axis != "pp"})
+    if len(stages_) != 1 or len(locals_) != within.size:
+        return None
+    return {at: locals_[rank] for at, rank in enumerate(sorted(locals_))}, within
 
 
 def tokens_conserved(ledger: Ledger) -> Answer:
@@ -157,7 +182,8 @@ def _tokens_of_step(ledger: Ledger, step: int, samples: Rows, epochs: int) -> li
         if s["dropped_reason"] is None and s["prompt_length"] is not None and s["response_length"] is not None
     )
     spans = ledger.rows(
-        "SELECT sum(tokens_valid) AS valid FROM spans_view WHERE step = ? AND stage = 'update_actor' AND phase = 'forward'",
+        "SELECT sum(tokens_valid) AS valid FROM spans_view WHERE step = ? AND stage = 'update_actor' AND phase = 'forward' "
+        "AND (process IN (FROM first_of_replica) OR process NOT IN (SELECT process FROM processes))",
         [step],
     )
     went = spans[0]["valid"]

@@ -1,6 +1,22 @@
-"""The axes of the device mesh: what each cuts, and what it is easily confused with."""
+"""The axes of the device mesh: what each cuts, what it is easily confused with, and how they make up the ranks of a job.
+
+The same ranks are counted in two ways. Dense weights see pp*dp*cp*sp*tp. Experts see pp*edp*ep*cp*sp*tp: of each `ep`
+neighbouring dp ranks every one holds other experts, and edp is what dp leaves (dp = edp*ep).
+"""
 
 AXES = ("dp", "tp", "pp", "sp", "cp", "ep")
+
+# Slowest first: neighbouring ranks differ in tp, which talks the most.
+DENSE = ("pp", "dp", "cp", "sp", "tp")
+EXPERT = ("pp", "edp", "ep", "cp", "sp", "tp")
+
+# Axes that are several of EXPERT at once, counted row by row.
+JOINED: dict[str, tuple[str, ...]] = {
+    "dp": ("edp", "ep"),
+    "tokens": ("cp", "sp"),  # hold slices of the same samples
+    "shards": ("edp", "ep", "cp", "sp"),  # FSDP cuts dense parameters over them
+    "expert_shards": ("edp", "cp", "sp"),  # FSDP cuts the experts of one ep rank over them
+}
 
 # axis -> (English, Chinese)
 CUTS: dict[str, tuple[str, str]] = {
@@ -32,7 +48,9 @@ CUTS: dict[str, tuple[str, str]] = {
         "mask、position 与因果负载要按同样方式切。",
     ),
     "ep": (
-        "Cuts experts: tokens travel to the rank that holds their expert.",
-        "切专家：token 被送到持有其专家的 rank。",
+        "Cuts experts: tokens travel to the rank that holds their expert. It rides on dp: of each ep neighbouring dp ranks "
+        "every one holds other experts, so the ranks of a job are dp*tp*pp*cp*sp, not ep times as many.",
+        "切专家：token 被送到持有其专家的 rank。它搭在 dp 上：每 ep 个相邻的 dp rank 各持有不同的专家，"
+        "所以作业的 rank 数是 dp*tp*pp*cp*sp，而不再乘以 ep。",
     ),
 }

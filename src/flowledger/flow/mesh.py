@@ -1,99 +1,127 @@
 """The device mesh: which rank stands where on which axis, and which piece of a tensor it holds, uneven splits included.
 
-Placements are spelled as in `torch.distributed.tensor`: `Shard(d)`, `Replicate()`, `Partial()`, one per axis. Axes that
-shard the same dimension cut it one after another, in the order of the mesh, each cutting what the one before has left.
+Placements are those of `flow.placements`, one an axis, by the axis's name: one of DENSE, of EXPERT, or a JOINED one.
+Axes that shard the same dimension cut it one after another in the order of the mesh, each cutting what the one before
+has left; one that is placed as `_StridedShard` waits for the faster ones.
 """
 
 import itertools
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
 
-from flowledger.flow.axes import AXES
-from flowledger.flow.errors import BadInput
-
-ORDER = ("pp", "dp", "cp", "sp", "ep", "tp")  # slowest first: neighbouring ranks differ in tp, which talks the most
+from flowledger.flow.axes import AXES, DENSE, EXPERT, JOINED
+from flowledger.flow.errors import BadInput, nearest_divisor
+from flowledger.flow.placements import Placement, parse_placement
 
 Interval = tuple[int, int]  # start, stop
 Box = tuple[Interval, ...]  # one interval a dimension
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
-    """How one axis of the mesh holds a tensor: a piece of dimension `dim`, a copy, or a summand."""
-
-    kind: Literal["Shard", "Replicate", "Partial"]
-    dim: int | None = None
-
-    def __str__(self) -> str:
-        return f"{self.kind}({'' if self.dim is None else self.dim})"
-
-
-def parse_placement(text: str) -> Placement:
-    """`Shard(0)`, `Replicate()` or `Partial()`; torch's own spelling `S(0)`, `Partial(sum)` too. Raises BadInput."""
-    match = re.fullmatch(
-        r"(?:_?(Shard|S)\((?:dim=)?(-?\d+)\)|(Replicate|R)(?:\(\))?|(Partial|P)(?:\(\w*\))?)", text.strip()
-    )
-    if match is None:
-        raise BadInput(f"placement {text!r} is none of Shard(d), Replicate() and Partial()")
-    if match[1]:
-        return Placement("Shard", int(match[2]))
-    return Placement("Replicate" if match[3] else "Partial")
-
-
-@dataclass(frozen=True, slots=True)
 class Mesh:
-    """Axes with their degrees, slowest first; ranks are numbered in row-major order."""
+    """The degrees of EXPERT, slowest axis first; ranks are numbered in row-major order."""
 
-    degrees: tuple[tuple[str, int], ...]
-
-    def __post_init__(self) -> None:
-        for axis, degree in self.degrees:
-            if axis not in AXES:
-                raise BadInput(f"mesh axis {axis!r} is none of {', '.join(AXES)}")
-            if degree < 1:
-                raise BadInput(f"mesh.{axis} = {degree}: a degree is at least 1")
-        if len({axis for axis, _ in self.degrees}) < len(self.degrees):
-            raise BadInput(f"mesh {self.degrees}: an axis is named twice")
+    expert_degrees: tuple[int, ...] = (1,) * len(EXPERT)
 
     @property
     def size(self) -> int:
-        """How many ranks there are."""
-        return math.prod(degree for _, degree in self.degrees)
+        """How many ranks there are: pp*dp*cp*sp*tp."""
+        return math.prod(self.expert_degrees)
+
+    @property
+    def degrees(self) -> tuple[tuple[str, int], ...]:
+        """(axis, degree) of the axes of DENSE in their order, and of ep, which rides on dp."""
+        return tuple((axis, self.degree(axis)) for axis in (*DENSE, "ep"))
+
+    def degree(self, axis: str) -> int:
+        """How many positions an axis has."""
+        return math.prod(degree for _, degree in _steps(self.expert_degrees, axis))
 
     def coordinates(self, rank: int) -> dict[str, int]:
-        """Axis -> position of this rank along it. Raises BadInput for a rank outside the mesh."""
+        """Axis of DENSE -> position of this rank along it. Raises BadInput for a rank outside the mesh."""
+        return {axis: self.at(rank, axis) for axis in DENSE}
+
+    def expert_coordinates(self, rank: int) -> dict[str, int]:
+        """Axis of EXPERT -> position of this rank along it. Raises BadInput for a rank outside the mesh."""
+        return {axis: self.at(rank, axis) for axis in EXPERT}
+
+    def at(self, rank: int, axis: str) -> int:
+        """The position of a rank along any axis, a joined one too. Raises BadInput for a rank outside the mesh."""
         if not 0 <= rank < self.size:
             raise BadInput(f"rank {rank} is outside a mesh of {self.size}; ranks run from 0 to {self.size - 1}")
-        found: dict[str, int] = {}
-        for axis, degree in reversed(self.degrees):
-            rank, found[axis] = divmod(rank, degree)
-        return {axis: found[axis] for axis, _ in self.degrees}
+        position = 0
+        for stride, degree in _steps(self.expert_degrees, axis):
+            position = position * degree + rank // stride % degree
+        return position
 
     def rank(self, coordinates: Mapping[str, int]) -> int:
         """The rank at these coordinates; an axis that is not given counts as 0. Raises BadInput outside the mesh."""
-        number = 0
-        for axis, degree in self.degrees:
-            position = coordinates.get(axis, 0)
-            if not 0 <= position < degree:
-                raise BadInput(f"{axis} = {position} is outside the mesh; it runs from 0 to {degree - 1}")
-            number = number * degree + position
-        return number
+        found = dict.fromkeys(EXPERT, 0)  # what each axis adds to the rank
+        for axis, position in coordinates.items():
+            if not 0 <= position < self.degree(axis):
+                raise BadInput(f"{axis} = {position} is outside the mesh; it runs from 0 to {self.degree(axis) - 1}")
+            for one, (stride, degree) in zip(
+                reversed(parts(axis)), reversed(_steps(self.expert_degrees, axis)), strict=True
+            ):
+                position, at = divmod(position, degree)
+                found[one] = at * stride
+        return sum(found.values())
 
     def group(self, axis: str, rank: int) -> tuple[int, ...]:
         """The ranks that differ from `rank` along one axis only, itself included: who takes part in a collective."""
-        here = self.coordinates(rank)
-        return tuple(self.rank({**here, axis: position}) for position in range(dict(self.degrees).get(axis, 1)))
+        here = self.expert_coordinates(rank)
+        return self.ranks({**{one: (at,) for one, at in here.items()}, axis: range(self.degree(axis))})
+
+    def beside(self, rank: int, axes: Iterable[str]) -> tuple[int, ...]:
+        """What ranks that differ along these axes alone have in common: the positions along all others."""
+        differing = {one for axis in axes for one in parts(axis)}
+        return tuple(at for axis, at in self.expert_coordinates(rank).items() if axis not in differing)
+
+    def ranks(self, positions: Mapping[str, Iterable[int]]) -> tuple[int, ...]:
+        """The ranks whose position along each of these axes is one of those given; an axis not given may be anywhere.
+
+        A joined axis takes the place of its parts. Raises BadInput for positions outside the mesh.
+        """
+        covered = {one for axis in positions if axis in JOINED for one in parts(axis)}
+        free = {one: range(self.degree(one)) for one in EXPERT if one not in covered}
+        along = {**free, **{axis: at for axis, at in positions.items() if axis not in covered}}
+        offsets = [[self.rank({axis: at}) for at in positions] for axis, positions in along.items()]
+        return tuple(sorted(map(sum, itertools.product(*offsets))))
+
+
+def parts(axis: str) -> tuple[str, ...]:
+    """The axes of EXPERT that an axis is made of. Raises BadInput for a name that is no axis."""
+    if axis in JOINED:
+        return JOINED[axis]
+    if axis not in EXPERT:
+        raise BadInput(f"mesh axis {axis!r} is none of {', '.join(dict.fromkeys((*AXES, *EXPERT, *JOINED)))}")
+    return (axis,)
+
+
+@lru_cache(maxsize=4096)
+def _steps(expert_degrees: tuple[int, ...], axis: str) -> tuple[tuple[int, int], ...]:
+    """(ranks from one position to the next, degree) of each part of an axis."""
+    places = [EXPERT.index(one) for one in parts(axis)]
+    return tuple((math.prod(expert_degrees[place + 1 :]), expert_degrees[place]) for place in places)
 
 
 def mesh(**degrees: int) -> Mesh:
-    """The mesh with these degrees in the fixed order of ORDER; axes not named have degree 1."""
-    unknown = set(degrees) - set(ORDER)
-    if unknown:
-        raise BadInput(f"mesh axis {min(unknown)!r} is none of {', '.join(ORDER)}")
-    return Mesh(tuple((axis, degrees.get(axis, 1)) for axis in ORDER))
+    """The mesh with these degrees of AXES; axes not named have degree 1.
+
+    Raises BadInput for other axes, for a degree below 1, and where ep does not divide dp.
+    """
+    for axis, degree in degrees.items():
+        if axis not in AXES:
+            raise BadInput(f"mesh axis {axis!r} is none of {', '.join(AXES)}")
+        if degree < 1:
+            raise BadInput(f"mesh.{axis} = {degree}: a degree is at least 1")
+    dp, ep = degrees.get("dp", 1), degrees.get("ep", 1)
+    if dp % ep:
+        raise BadInput(f"mesh.ep = {ep} does not divide mesh.dp = {dp}; nearest: ep = {nearest_divisor(ep, dp)}")
+    found = {**degrees, "edp": dp // ep, "ep": ep}
+    return Mesh(tuple(found.get(axis, 1) for axis in EXPERT))
 
 
 def cut(interval: Interval, pieces: int, index: int) -> Interval:
@@ -103,17 +131,50 @@ def cut(interval: Interval, pieces: int, index: int) -> Interval:
     return min(stop, start + index * length), min(stop, start + (index + 1) * length)
 
 
+def cuts(placements: Mapping[str, str], dims: int, on: Mesh) -> list[tuple[str, int]]:
+    """(axis, dim) of every cut of a tensor with `dims` dimensions, in the order in which they are made.
+
+    Raises BadInput for a dimension that is not there, axes that overlap, or a split factor that is not the mesh's.
+    """
+    sharding: list[tuple[str, Placement, int]] = []
+    for axis, text in placements.items():
+        placement = parse_placement(text)
+        if placement.dim is None:
+            continue
+        if not -dims <= placement.dim < dims:
+            raise BadInput(f"{axis} = {placement}: a tensor of {dims} dimensions has no dimension {placement.dim}")
+        sharding.append((axis, placement, placement.dim % dims))
+    sharding.sort(key=lambda one: EXPERT.index(parts(one[0])[0]))
+    _check_overlap([axis for axis, _, _ in sharding])
+    waiting = [one for one in sharding if one[1].kind == "_StridedShard"]
+    for axis, placement, dim in waiting:
+        _check_split_factor(axis, placement, [other for other, _, at in sharding if at == dim], on)
+    at_once = [one for one in sharding if one[1].kind == "Shard"]
+    return [(axis, dim) for axis, _, dim in (*at_once, *reversed(waiting))]
+
+
+def _check_overlap(axes: Sequence[str]) -> None:
+    used: dict[str, str] = {}
+    for axis in axes:
+        for one in parts(axis):
+            if one in used:
+                raise BadInput(
+                    f"placements along {used[one]} and {axis}: both are counted along {one}; give one of them"
+                )
+            used[one] = axis
+
+
+def _check_split_factor(axis: str, placement: Placement, same_dim: Sequence[str], on: Mesh) -> None:
+    faster = math.prod(on.degree(other) for other in same_dim[same_dim.index(axis) + 1 :])
+    if placement.split_factor not in (None, faster):
+        raise BadInput(f"{axis} = {placement}: faster axes of this mesh cut that dimension into {faster} pieces")
+
+
 def local_box(shape: Sequence[int], placements: Mapping[str, str], on: Mesh, rank: int) -> Box:
     """Start and stop along every dimension of this rank's piece. Raises BadInput for a dim out of range."""
     box: list[Interval] = [(0, size) for size in shape]
-    where = on.coordinates(rank)
-    for axis, degree in on.degrees:
-        placement = parse_placement(placements.get(axis, "Replicate()"))
-        if placement.dim is None:
-            continue
-        if not -len(shape) <= placement.dim < len(shape):
-            raise BadInput(f"{axis} = {placement}: a tensor of shape {list(shape)} has no dimension {placement.dim}")
-        box[placement.dim] = cut(box[placement.dim], degree, where[axis])
+    for axis, dim in cuts(placements, len(shape), on):
+        box[dim] = cut(box[dim], on.degree(axis), on.at(rank, axis))
     return tuple(box)
 
 
@@ -127,17 +188,30 @@ def local_slices(shape: Sequence[int], placements: Mapping[str, str], on: Mesh, 
     return tuple(slice(start, stop) for start, stop in local_box(shape, placements, on, rank))
 
 
+def buffer_shape(
+    shape: Sequence[int], placements: Mapping[str, str], on: Mesh, rank: int, *, axis: str
+) -> tuple[int, ...]:
+    """The shape of the buffer in which this rank keeps its piece where pieces along `axis` are padded to equal size.
+
+    FSDP2 does so: every buffer is as large as that of the group's first rank, which holds a whole chunk.
+    Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py, `padded_sharded_param_size`.
+    """
+    first = min(on.group(axis, rank))
+    return local_shape(shape, placements, on, first)
+
+
 def holders(index: Sequence[int], shape: Sequence[int], placements: Mapping[str, str], on: Mesh) -> tuple[int, ...]:
     """The ranks that hold an element. More than one where an axis replicates it (or each holds a summand of it)."""
     if len(index) != len(shape) or any(not 0 <= at < size for at, size in zip(index, shape, strict=True)):
         raise BadInput(f"element {list(index)} is outside a tensor of shape {list(shape)}")
-    return tuple(
-        rank
-        for rank in range(on.size)
-        if all(
-            start <= at < stop for at, (start, stop) in zip(index, local_box(shape, placements, on, rank), strict=True)
-        )
-    )
+    box: list[Interval] = [(0, size) for size in shape]
+    positions: dict[str, tuple[int]] = {}
+    for axis, dim in cuts(placements, len(shape), on):
+        start, stop = box[dim]
+        position = (index[dim] - start) // -(-(stop - start) // on.degree(axis))
+        positions[axis] = (position,)
+        box[dim] = cut(box[dim], on.degree(axis), position)
+    return on.ranks(positions)
 
 
 def authoritative(placements: Mapping[str, str], on: Mesh) -> tuple[int, ...]:
@@ -145,11 +219,10 @@ def authoritative(placements: Mapping[str, str], on: Mesh) -> tuple[int, ...]:
 
     Along a `Partial()` axis the pieces of all positions must be added up first; the sum then counts as position 0's.
     """
-    sharding = {axis for axis, text in placements.items() if parse_placement(text).dim is not None}
-    ranks = [0]
-    for axis, degree in on.degrees:
-        ranks = [rank * degree + at for rank in ranks for at in (range(degree) if axis in sharding else (0,))]
-    return tuple(ranks)
+    sharding = {
+        one for axis, text in placements.items() if parse_placement(text).dim is not None for one in parts(axis)
+    }
+    return on.ranks({axis: (0,) for axis in EXPERT if axis not in sharding})
 
 
 def logical_shape(locals_: Mapping[int, Sequence[int]], placements: Mapping[str, str], on: Mesh) -> tuple[int, ...]:
@@ -157,14 +230,13 @@ def logical_shape(locals_: Mapping[int, Sequence[int]], placements: Mapping[str,
 
     Raises BadInput when ranks disagree on a dimension that is not sharded between them, or the pieces do not fit.
     """
-    owners = authoritative(placements, on)
     missing = sorted(set(range(on.size)) - set(locals_))
     if missing:
         raise BadInput(f"no local shape for rank {missing[0]} of {on.size}")
-    rank_count = {len(shape) for shape in locals_.values()}
-    if len(rank_count) != 1:
-        raise BadInput(f"ranks hold tensors of different rank: {sorted(rank_count)} dimensions")
-    shape = tuple(_length_along(dim, owners, locals_, placements, on) for dim in range(rank_count.pop()))
+    dims = {len(shape) for shape in locals_.values()}
+    if len(dims) != 1:
+        raise BadInput(f"ranks hold tensors of different rank: {sorted(dims)} dimensions")
+    shape = tuple(_length_along(dim, locals_, placements, on) for dim in range(dims.pop()))
     for rank, held in locals_.items():
         due = local_shape(shape, placements, on, rank)
         if due != tuple(held):
@@ -177,15 +249,8 @@ def elements(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
     return itertools.product(*(range(size) for size in shape))
 
 
-def _length_along(
-    dim: int, owners: Sequence[int], locals_: Mapping[int, Sequence[int]], placements: Mapping[str, str], on: Mesh
-) -> int:
+def _length_along(dim: int, locals_: Mapping[int, Sequence[int]], placements: Mapping[str, str], on: Mesh) -> int:
     """The pieces of one dimension added up: along the axes that cut it, with all others held at 0."""
-    rank_of = len(locals_[owners[0]])
-    cutting = {axis for axis, text in placements.items() if _cuts(parse_placement(text), dim, rank_of)}
-    line = [r for r in owners if all(axis in cutting or at == 0 for axis, at in on.coordinates(r).items())]
+    cutting = {one for axis, at in cuts(placements, len(locals_[0]), on) if at == dim for one in parts(axis)}
+    line = on.ranks({axis: (0,) for axis in EXPERT if axis not in cutting})
     return sum(locals_[rank][dim] for rank in line)
-
-
-def _cuts(placement: Placement, dim: int, rank_of: int) -> bool:
-    return placement.dim is not None and placement.dim % rank_of == dim

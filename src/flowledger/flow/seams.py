@@ -65,6 +65,8 @@ def locate(target: str) -> tuple[Any, str, Function]:
     for parent in parents:
         owner = getattr(owner, parent, None)
     found = vars(owner).get(name) if owner is not None else None
+    if found is None and owner is not None and not isinstance(owner, type):
+        found = getattr(owner, name, None)  # a module that makes its names when they are asked for
     if found is None:
         raise Missed(target)
     return owner, name, found

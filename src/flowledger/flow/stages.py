@@ -35,6 +35,7 @@ class Stage:
     purpose: str
     purpose_zh: str
     optional: bool = False
+    mesh: str = "train"  # whose ranks hold its batch: those that train, or `rollout`'s
 
 
 @cache

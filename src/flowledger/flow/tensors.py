@@ -6,7 +6,7 @@ when it meets a tensor of that name (`form_of`).
 """
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
@@ -60,6 +60,7 @@ class Tensor:
     purpose: str
     purpose_zh: str
     variants: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # other placements of the main form
+    mesh: str | None = None  # of the ranks that hold it, whichever stage touches it; None: the stage's own
     also_written_by: tuple[str, ...] = ()
     also_freed_by: tuple[str, ...] = ()
     aliases: tuple[str, ...] = ()
@@ -82,7 +83,8 @@ class Tensor:
 
     def placement_of(self, form: Form | None = None) -> dict[str, str]:
         """Axis -> placement for every axis of the mesh, in the order of AXES; what is not written down replicates."""
-        written = (form or self.forms[0]).placement or self.placement
+        own = (form or self.forms[0]).placement
+        written = self.placement if own is None else own
         return {axis: written.get(axis, "Replicate()") for axis in AXES}
 
 
@@ -108,27 +110,45 @@ def stage_of(place: str) -> str:
     return place.partition("@")[0].partition("/")[0]
 
 
+Share = Callable[[Mapping[str, str], int, int], int]  # (placement, dim, its whole size) -> what one rank holds of it
+
+
 def form_of(
-    name: str, shape: tuple[int, ...], bindings: Mapping[str, int] | None = None, *, in_micro_batch: bool = False
+    name: str,
+    shape: tuple[int, ...],
+    bindings: Mapping[str, int] | None = None,
+    *,
+    in_micro_batch: bool = False,
+    share: Share | None = None,
 ) -> Form | None:
     """The form whose dims fit an observed shape: same rank and, where symbols are bound, same sizes.
+
+    `share` says what a rank that holds a part of the tensor has of a dimension; None: all of it.
 
     Several may fit, when a micro-batch happens to have as many samples as the step has prompts: `in_micro_batch` then
     says which one it is. Falls back to the first form of the right rank (so that a wrong size is still named, and can be reported), then
     None when no form has that rank.
     """
-    same_rank = [form for form in tensor(name).forms if len(form.dims) == len(shape)]
-    fitting = [form for form in same_rank if _fits(form, shape, bindings or {})]
+    row = tensor(name)
+    same_rank = [form for form in row.forms if len(form.dims) == len(shape)]
+    fitting = [form for form in same_rank if fits(row, form, shape, bindings or {}, share)]
     micro = [form for form in fitting if any("B_micro" in dim.symbols for dim in form.dims)] if in_micro_batch else []
     return next(iter(micro or fitting or same_rank), None)
 
 
-def _fits(form: Form, shape: tuple[int, ...], bindings: Mapping[str, int]) -> bool:
-    return all(
-        dim.resolve(bindings) == size
-        for dim, size in zip(form.dims, shape, strict=True)
+def fits(
+    row: Tensor, form: Form, shape: tuple[int, ...], bindings: Mapping[str, int], share: Share | None = None
+) -> bool:
+    """Whether an observed shape is that of a form, as far as its symbols are bound; `share` as in `form_of`."""
+    bound = [
+        (at, dim.resolve(bindings), size)
+        for at, (dim, size) in enumerate(zip(form.dims, shape, strict=True))
         if dim.symbols <= bindings.keys()
-    )
+    ]
+    if share is None:
+        return all(whole == size for _, whole, size in bound)
+    placement = row.placement_of(form)
+    return all(share(placement, at, whole) == size for at, whole, size in bound)
 
 
 def _row(raw: dict[str, object]) -> Tensor:

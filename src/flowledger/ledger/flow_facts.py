@@ -10,7 +10,9 @@ from flowledger.flow.stages import stages
 from flowledger.flow.tensors import tensors
 
 TABLES = {
-    "flow_stages": "stage VARCHAR, position BIGINT, stage_role VARCHAR, purpose VARCHAR, purpose_zh VARCHAR",
+    "flow_stages": (
+        "stage VARCHAR, position BIGINT, stage_role VARCHAR, stage_mesh VARCHAR, purpose VARCHAR, purpose_zh VARCHAR"
+    ),
     "flow_tensors": (
         "tensor_name VARCHAR, position BIGINT, flow_kind VARCHAR, flow_mask VARCHAR, producer VARCHAR, "
         "readers VARCHAR[], freed_by VARCHAR, also_freed_by VARCHAR[], flow_lifetime VARCHAR, flow_owner VARCHAR, "
@@ -29,7 +31,8 @@ def load(connection: duckdb.DuckDBPyConnection, bindings: Mapping[str, int]) -> 
     """Create and fill the tables above."""
     content: dict[str, list[tuple[Any, ...]]] = {
         "flow_stages": [
-            (row.name, place, row.role, row.purpose, row.purpose_zh) for place, row in enumerate(stages().values())
+            (row.name, place, row.role, row.mesh, row.purpose, row.purpose_zh)
+            for place, row in enumerate(stages().values())
         ],
         "flow_tensors": [
             (row.name, place, row.kind, row.mask, row.producer, list(row.readers), row.freed_by,

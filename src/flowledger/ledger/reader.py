@@ -4,7 +4,7 @@ Column types are given, never inferred. A torn line (a process killed in the mid
 are loaded once, so that a query can then be denied every other file.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +15,7 @@ import msgspec
 
 from flowledger.flow.errors import BadInput
 from flowledger.ledger import flow_facts
+from flowledger.ledger.assemble import assemble
 from flowledger.ledger.directory import Process, RunDirectory, open_run
 from flowledger.ledger.rows import PART_COLUMNS, ROWS, Row, columns
 
@@ -26,17 +27,19 @@ Params = Sequence[Any] | Mapping[str, Any]
 class Ledger:
     """One run, readable in whatever state it is. Raises BadInput where `path` is no run or a newer one.
 
-    `torn` counts the lines left out. Unless `external_access` is asked for, no query can reach a file.
+    `torn` counts the lines left out. Unless `external_access` is asked for, no query can reach a file. `only`: the tables
+    that are filled, where the others would cost time for nothing.
     """
 
-    def __init__(self, path: Path | str, *, external_access: bool = False):
+    def __init__(self, path: Path | str, *, external_access: bool = False, only: Collection[str] | None = None):
         self.directory: RunDirectory = open_run(path)
         self.torn = 0
         self._connection = duckdb.connect()
         self._load_processes()
         for row in ROWS:
-            self._load(row)
+            self._load(row, fill=only is None or row.table in only)
         flow_facts.load(self._connection, self.directory.manifest.bindings)
+        assemble(self._connection, self.directory.manifest.mesh)
         self._connection.execute(files("flowledger.ledger").joinpath("views.sql").read_text(encoding="utf-8"))
         if not external_access:
             self._connection.execute("SET enable_external_access = false; SET lock_configuration = true")
@@ -108,13 +111,15 @@ class Ledger:
                  list(process.coordinates), list(process.coordinates.values()), process.monotonic_ns, process.wall_ns],
             )  # fmt: skip
 
-    def _load(self, row: type[Row]) -> None:
+    def _load(self, row: type[Row], *, fill: bool) -> None:
         """One table from all its files. Where it is compacted its parts say the same, and are left alone."""
         table, path = row.table, self.directory.path
         types = {**PART_COLUMNS, **columns(row)}
         listed = ", ".join(f'"{name}" {kind}' for name, kind in types.items())
         self._connection.execute(f"CREATE TABLE {table} ({listed})")
         self._torn_of[table] = 0
+        if not fill:
+            return
         if (compacted := path / f"{table}.parquet").exists():
             self._load_parquet(table, compacted, types)
         else:

@@ -73,6 +73,10 @@ SELECT run, source, process, rank, step, stage, phase, epoch, mini_batch, micro_
     coalesce(stated_fragmentation, 1 - allocated / nullif(reserved, 0)) AS fragmentation
 FROM explained;
 
+-- Processes that stand first on every axis whose ranks work on the same samples: their tokens, added up, are the batch's.
+CREATE VIEW first_of_replica AS
+SELECT process FROM processes WHERE coalesce(list_sum(list_transform(['tp', 'pp', 'cp', 'sp'], lambda axis: coalesce(coordinates[axis], 0))), 0) = 0;
+
 -- Tokens stand at the span that knows them: the stage's own, else the sum over the spans inside it.
 CREATE VIEW stages AS
 WITH per_process AS (
@@ -87,9 +91,12 @@ WITH per_process AS (
     GROUP BY run, source, process, step, role, stage),
 merged AS (
     SELECT run, source, step, role, stage, max(seconds) AS seconds, max(calls) AS calls, max(open_calls) AS open_calls,
-        sum(tokens_logical)::BIGINT AS tokens_logical, sum(tokens_valid)::BIGINT AS tokens_valid,
-        sum(tokens_computed)::BIGINT AS tokens_computed
-    FROM per_process GROUP BY run, source, step, role, stage HAVING max(calls) > 0),
+        (sum(tokens_logical) FILTER (counts))::BIGINT AS tokens_logical, (sum(tokens_valid) FILTER (counts))::BIGINT AS tokens_valid,
+        (sum(tokens_computed) FILTER (counts))::BIGINT AS tokens_computed
+    FROM (SELECT per_process.*, coalesce(stage_mesh = 'rollout', false) OR source = 'plan' OR process NOT IN (SELECT process FROM processes)
+        OR process IN (FROM first_of_replica) AS counts
+        FROM per_process LEFT JOIN flow_stages USING (stage))
+    GROUP BY run, source, step, role, stage HAVING max(calls) > 0),
 boundaries AS (
     SELECT run, source, step, stage, max(greatest(peak_since_stage, allocated)) AS peak,
         max(residue) AS residue, max(known) FILTER (instant = 'peak') AS live
@@ -124,7 +131,7 @@ ORDER BY step, stage, phase_position(phase);
 CREATE VIEW accesses AS
 SELECT tensors.* EXCLUDE (logical_shape, dims), trim(dims, '[] ') AS dims,
     coalesce(logical_shape, CASE WHEN NOT list_contains(list_transform(coalesce(placement, []),
-        lambda p: starts_with(p, 'Shard')), true) THEN local_shape END) AS logical_shape
+        lambda p: contains(p, 'Shard')), true) THEN local_shape END) AS logical_shape
 FROM tensors;
 
 -- `mask_fits` is null where the mask lies over other positions by design: packed tensors against a padded mask, and the
@@ -301,6 +308,87 @@ SELECT run, source, sample_id, position, min(step) AS step,
     latest(weight, t_ns, seq) AS weight
 FROM tokens GROUP BY run, source, sample_id, position
 ORDER BY step, TRY_CAST(sample_id AS BIGINT), sample_id, position;
+
+-- ---------------------------------------------------------------------------------------------------------- balance
+
+-- What each rank had to do in the stages where ranks share the samples: who sampled them, and who trained on them.
+CREATE MACRO balance_at(which_step) AS TABLE
+WITH mine AS (
+    SELECT DISTINCT run, source, process, rank, step, 'rollout' AS stage, sample_id FROM samples
+    WHERE stage = 'rollout' AND response_length IS NOT NULL
+    UNION ALL
+    SELECT DISTINCT run, source, process, rank, step, coalesce(stage, 'update_actor'), sample_id FROM samples WHERE len(trained) > 0),
+work AS (
+    SELECT mine.run, mine.source, process, mine.rank, mine.step, mine.stage, count(*) AS samples,
+        sum(prompt_length + response_length)::BIGINT AS tokens, sum((prompt_length + response_length)::BIGINT ** 2)::BIGINT AS length_squares,
+        max(prompt_length + response_length) AS longest
+    FROM mine JOIN samples_merged AS lengths ON mine.run = lengths.run AND mine.source = lengths.source AND mine.sample_id = lengths.sample_id
+    GROUP BY mine.run, mine.source, process, mine.rank, mine.step, mine.stage),
+spent AS (
+    SELECT run, source, process, any_value(rank) AS rank, step, stage,
+        count(DISTINCT (epoch, mini_batch, micro_batch)) FILTER (micro_batch IS NOT NULL) AS micro_batches,
+        sum(latency_ms) FILTER (span_kind = 'stage') / 1e3 AS seconds,
+        coalesce(sum(latency_ms) FILTER (span_kind = 'comm'), 0) / 1e3 AS comm_seconds
+    FROM spans_view WHERE stage IS NOT NULL GROUP BY run, source, process, step, stage)
+SELECT run, source, step, stage, coalesce(work.rank, spent.rank) AS rank, samples, tokens, length_squares, longest,
+    nullif(micro_batches, 0) AS micro_batches, seconds, comm_seconds, process
+FROM work JOIN spent USING (run, source, process, step, stage) LEFT JOIN flow_stages USING (stage)
+WHERE which_step IS NULL OR step = which_step
+ORDER BY step, position, rank;
+
+-- ---------------------------------------------------------------------------------------------------------- waiting
+
+-- Times of all processes on one clock; `heard_ns`: when anything of the run was heard last.
+CREATE VIEW clocked AS
+SELECT spans.run, spans.source, spans.process, id, spans.rank, event, span_kind,
+    start_ns + apart AS started_ns, end_ns + apart AS ended_ns, max(t_ns + apart) OVER (PARTITION BY spans.run, spans.source) AS heard_ns
+FROM spans JOIN (SELECT process, coalesce(wall_ns - monotonic_ns, 0) AS apart FROM processes) USING (process)
+WHERE spans.source <> 'plan' AND spans.rank IS NOT NULL;
+
+-- What had begun and not ended when the run was heard last: what it is doing, or where it stood when it was stopped.
+CREATE VIEW open_spans AS
+SELECT run, source, process, rank, id, parent, name, span_kind, step, role, stage, phase, epoch, mini_batch, micro_batch, comm_type,
+    "group", peer_ranks, bytes, started_ns, (heard_ns - started_ns) / 1e9 AS seconds
+FROM spans_view JOIN (SELECT run, source, process, id, min(started_ns) AS started_ns, any_value(heard_ns) AS heard_ns FROM clocked
+    GROUP BY run, source, process, id HAVING max(ended_ns) IS NULL) USING (run, source, process, id)
+ORDER BY rank, started_ns, id;
+
+-- Ranks meet in the n-th collective of theirs, a sender and a receiver in the n-th message from one to the other.
+CREATE VIEW meetings AS
+WITH collectives AS (
+    SELECT run, source, process, rank, id, comm_type, end_ns, list_filter(peer_ranks, lambda one: one <> rank) AS peers,
+        CASE WHEN starts_with(comm_type, 'send') THEN concat(rank, '>', peers[1]) WHEN starts_with(comm_type, 'recv') THEN concat(peers[1], '>', rank)
+            ELSE array_to_string(list_sort(peer_ranks), ',') END AS parties
+    FROM spans_view WHERE span_kind = 'comm' AND source <> 'plan' AND rank IS NOT NULL AND peer_ranks IS NOT NULL)
+SELECT *, row_number() OVER (PARTITION BY run, source, process, parties ORDER BY id) AS nth
+FROM collectives WHERE len(peers) > 0 AND (NOT contains(parties, '>') OR len(peers) = 1);
+
+-- Who waits for whom: one row for each collective that is open and each of its peers. `is_there`: the peer is in it too, or
+-- has been; null where it recorded nothing. Where it is instead is its innermost open span; `peer_quiet_s`: since it got on.
+CREATE VIEW waiting AS
+WITH heard AS (
+    SELECT run, source, rank, arg_max(process, started_ns) AS process, (max(heard_ns) - max(coalesce(ended_ns, started_ns))) / 1e9 AS quiet_s FROM clocked GROUP BY run, source, rank),
+innermost AS (
+    SELECT * FROM open_spans QUALIFY row_number() OVER (PARTITION BY run, source, rank ORDER BY started_ns DESC, id DESC) = 1),
+pairs AS (
+    SELECT open_spans.*, parties, nth, unnest(peers) AS peer FROM open_spans JOIN meetings USING (run, source, process, rank, id, comm_type)),
+met AS (
+    SELECT DISTINCT pairs.run, pairs.source, pairs.process, pairs.id, pairs.peer
+    FROM pairs JOIN meetings ON meetings.run = pairs.run AND meetings.source = pairs.source AND meetings.rank = pairs.peer
+        AND meetings.parties = pairs.parties AND meetings.nth = pairs.nth AND (contains(pairs.parties, '>') OR meetings.comm_type = pairs.comm_type))
+SELECT pairs.run, pairs.source, pairs.process, pairs.rank, pairs.id, pairs.step, pairs.stage, pairs.phase, pairs.mini_batch,
+    pairs.micro_batch, pairs.comm_type, pairs."group", pairs.peer_ranks, parties, nth, pairs.seconds, pairs.peer,
+    CASE WHEN heard.quiet_s IS NOT NULL THEN met.id IS NOT NULL END AS is_there, own.quiet_s AS rank_quiet_s, heard.quiet_s AS peer_quiet_s,
+    heard.process AS peer_process,
+    innermost.name AS peer_name, innermost.step AS peer_step, innermost.stage AS peer_stage, innermost.phase AS peer_phase,
+    innermost.mini_batch AS peer_mini_batch, innermost.micro_batch AS peer_micro_batch, innermost.comm_type AS peer_comm_type,
+    innermost."group" AS peer_group, innermost.peer_ranks AS peer_peer_ranks, innermost.seconds AS peer_seconds
+FROM pairs
+LEFT JOIN met USING (run, source, process, id, peer)
+LEFT JOIN heard ON heard.run = pairs.run AND heard.source = pairs.source AND heard.rank = pairs.peer
+LEFT JOIN heard AS own ON own.run = pairs.run AND own.source = pairs.source AND own.rank = pairs.rank
+LEFT JOIN innermost ON innermost.run = pairs.run AND innermost.source = pairs.source AND innermost.rank = pairs.peer
+ORDER BY pairs.started_ns, pairs.rank, pairs.id, pairs.peer;
 
 -- -------------------------------------------------------------------------------------------------------------- log
 

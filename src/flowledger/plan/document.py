@@ -1,6 +1,7 @@
 """A plan as one plain document: what `--json` prints, and what a terminal draws. Bytes are integers, shapes are lists.
 
-Keys: `rows` (the memory ledger), `chain`, `checks`, `shapes`, `lifetimes`, `estimates`, `engine`, `summary`, `reading`.
+Keys: `rows` (the memory ledger), `chain`, `checks`, `shapes`, `lifetimes`, `estimates`, `engine`, `communication`,
+`summary`, `reading`.
 """
 
 from collections.abc import Mapping
@@ -13,6 +14,7 @@ from flowledger.flow.kinds import KINDS, MEMORY_KINDS
 from flowledger.flow.tensors import tensor
 from flowledger.ledger.rows import Row
 from flowledger.plan import kv_cache
+from flowledger.plan.communication import summed
 from flowledger.plan.job import ITEMSIZE
 from flowledger.plan.lifetimes import surviving
 from flowledger.plan.memory import LATER, StageMemory
@@ -38,6 +40,7 @@ def document(plan: Plan, *, shapes: bool = True) -> Document:
         "checks": [plain(row) for row in plan.findings],
         "rows": [stage_row(one) for one in plan.memory],
         "engine": engine(plan),
+        "communication": talks(plan),
         "estimates": estimates(plan),
         "reading": reading(plan),
     }
@@ -148,6 +151,11 @@ def engine(plan: Plan) -> dict[str, Any]:
         "non_torch": served.non_torch,
         "asleep": sum(live.total for live in served.asleep if not live.host),
     }
+
+
+def talks(plan: Plan) -> list[dict[str, Any]]:
+    """Planned collectives of one step of flowledger's own loop, of each rank of a class, by stage, group and kind."""
+    return [{"ranks": ranks.name, **one} for ranks in plan.classes for one in summed(plan.communication(ranks))]
 
 
 def reading(plan: Plan) -> dict[str, Any]:

@@ -26,7 +26,7 @@ KNOBS: Mapping[str, str] = {  # where a framework's table names no key of its ow
     "max_model_len": "rollout.serving.max_model_tokens", "aggregation": "algorithm.loss_aggregation",
     "importance": "algorithm.rollout_correction.importance",
     "weight_low": "algorithm.rollout_correction.low", "normalize": "algorithm.rollout_correction.normalize",
-    "bypass_loss": "algorithm.rollout_correction.loss", "policy_starts": "critic.warmup_steps",
+    "bypass_loss": "algorithm.rollout_correction.loss", "policy_starts": "critic.warmup_steps", "packed": "actor.packed",
 }  # fmt: skip
 
 
@@ -196,7 +196,7 @@ def _of_run(config: RunConfig) -> dict[str, Any]:
         "max_running": serving.max_running or config.rollout.max_running, "ref_used": config.ref is not None,
         "critic_used": config.critic is not None, "ref_micro": passes.samples, "ref_budget": passes.max_tokens,
         "ref_dynamic": passes.dynamic, "kl_coef": config.algorithm.kl_coef, "policy_dtype": engine.param_dtype,
-    } | _of_algorithm(config) | _of_critic(config)  # fmt: skip
+    } | _of_algorithm(config) | _of_critic(config) | _of_own_mesh(config)  # fmt: skip
 
 
 def _of_algorithm(config: RunConfig) -> dict[str, Any]:
@@ -224,11 +224,21 @@ def _of_critic(config: RunConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _of_own_mesh(config: RunConfig) -> dict[str, Any]:
+    """What the mesh of flowledger's own loop must agree with."""
+    if family(config.framework) != "flowledger":
+        return {}
+    return {
+        "cp_kind": config.mesh.cp_kind, "packed": config.actor.packed, "lora": config.model.lora is not None,
+        "shared_weights": config.rollout.weights == "shared", "stage_count": len(config.actor.engine.layers_in_stages),
+    }  # fmt: skip
+
+
 def _of_model(model: Architecture | None) -> dict[str, Any]:
     if model is None:
         return {}
     return {
-        "heads": model.heads, "kv_heads": model.kv_heads, "layers": model.layers, "hidden": model.hidden,
+        "heads": model.heads, "kv_heads": model.kv_heads, "layers": model.layers, "hidden": model.hidden, "ffn": model.ffn,
         "vocab": model.vocab, "max_positions": model.max_positions or None, "mla": model.mla is not None,
         "experts": model.moe.experts if model.moe else 0, "topk": model.moe.topk if model.moe else 0,
     }  # fmt: skip

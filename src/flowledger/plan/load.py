@@ -31,11 +31,13 @@ def load(work: Work, config: RunConfig, dp: int, lengths: Lengths | None, values
 
     Where flowledger's own loop packs a prompt once for its samples, a static micro-batch holds as many prompts as samples
     in a row come from (more where a filter leaves groups in pieces), and a dynamic one is planned at its limit all the same.
+    Its balancing deals the samples of a group to all dp ranks, and where cp cuts samples each has its prompt to itself.
     """
     found = _load(work, config, dp, lengths, values)
-    if not (config.framework == OWN and config.actor.packed and config.actor.shared_prompts):
+    shares = config.actor.packed and config.actor.shared_prompts and config.mesh.cp == 1
+    if not (config.framework == OWN and shares):
         return found
-    others = found.sequences - prompts_of(found.sequences, config.rollout.samples_per_prompt)
+    others = found.sequences - prompts_of(found.sequences, max(1, config.rollout.samples_per_prompt // dp))
     whole = found.tokens // found.sequences
     saved = 0 if work.micro.dynamic else others * max(0, whole - config.rollout.max_response_tokens)
     return replace(found, tokens=found.tokens - saved, beside_tokens=others * whole)

@@ -99,6 +99,8 @@ def _death(row: Row, job: Job, kept: bool, at: Mapping[str, int], last: int) -> 
 
 def inside(job: Job) -> bool:
     """Whether the loss is computed within the model's forward, where the head's weight is."""
+    if is_own(job.engine) and job.engine.strategy == "fsdp2":
+        return True  # flowledger runs what needs the model's parameters as one forward pass
     return job.head == "lm" and implementation(job) in ("chunked", "own_chunked", "fused")
 
 

@@ -5,17 +5,18 @@ engine, awake while it generates and asleep while others train.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from flowledger.config.agreement import OWN
 from flowledger.config.engine import Serving
 from flowledger.config.schema import RunConfig
 from flowledger.flow.kinds import KINDS
 from flowledger.flow.stages import order
 from flowledger.flow.stages import stage as flow_stage
 from flowledger.ledger.rows import MemoryRow, TensorRow
-from flowledger.plan import weight_sync
+from flowledger.plan import own_loop, weight_sync
 from flowledger.plan.fsdp import timeline as fsdp
 from flowledger.plan.job import Job
 from flowledger.plan.megatron import timeline as megatron
@@ -163,7 +164,23 @@ def _engine_stage(scene: Scene, name: str) -> Timeline:
     if name == "weight_sync":
         pool = (live for live in _engine(scene, awake=True) if live.kind == "kv_cache")
         return scene.sync if scene.serving.sleeps else scene.sync.beside(pool)
-    return Timeline((name,), ()).beside(_engine(scene, awake=name in ("rollout", "validate")))
+    if name not in ("rollout", "validate"):
+        return Timeline((name,), ()).beside(_engine(scene, awake=False))
+    return _generation(scene, name)
+
+
+def _generation(scene: Scene, name: str) -> Timeline:
+    """Rollout. In flowledger's own loop the prompts pass through the model first, then tokens are sampled one by one."""
+    awake = _engine(scene, awake=True)
+    if scene.config.framework != OWN:
+        return Timeline((name,), ()).beside(awake)
+    prompts = Live(
+        name="hidden_states", kind="temporary", bytes=own_loop.prefill(scene.config, scene.architecture), dies=0,
+        label="forward pass over the prompts",
+    )  # fmt: skip
+    sampled = (replace(live, born=1) for live in awake if live.name == "logits")
+    held = (live for live in awake if live.name != "logits")
+    return Timeline((f"{name}/prefill", f"{name}/decode"), (prompts, *sampled)).beside(held)
 
 
 def resting(scene: Scene, name: str, ranks: RankClass, step: int) -> Iterable[Live]:

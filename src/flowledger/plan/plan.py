@@ -10,20 +10,25 @@ from flowledger.config.engine import Serving
 from flowledger.config.foreign import Reading
 from flowledger.config.schema import RunConfig
 from flowledger.flow.mesh import mesh as flow_mesh
-from flowledger.ledger.rows import FindingRow, Row, TensorRow
-from flowledger.plan import lifetimes, memory, own_loop, roles, serving, shapes
+from flowledger.ledger.rows import FindingRow, Row, SpanRow, TensorRow
+from flowledger.plan import lifetimes, loop_setting, memory, own_loop, roles, serving, shapes
 from flowledger.plan.bindings import bindings
 from flowledger.plan.chain import Chain, chain
 from flowledger.plan.checks import check
+from flowledger.plan.communication import communication, spans
+from flowledger.plan.course import Course
 from flowledger.plan.facts import facts
 from flowledger.plan.job import Job
 from flowledger.plan.lengths import Lengths
 from flowledger.plan.load import Load, load
 from flowledger.plan.memory import Scene, StageMemory
 from flowledger.plan.roles import Work
+from flowledger.plan.rows_of_tokens import Micro
 from flowledger.plan.serving import Served
 from flowledger.plan.shapes import RankClass, Setting
+from flowledger.plan.shards import Shards
 from flowledger.plan.subject import other_model
+from flowledger.plan.talk import Talk
 from flowledger.plan.timeline import Live
 from flowledger.plan.verdicts import verdicts
 from flowledger.tables.constants import constant
@@ -165,7 +170,12 @@ class Plan:
     def _batch(self) -> Mapping[str, tuple[Live, ...]]:
         """Data tensors of the whole step: on the device in flowledger's own loop, in the driver's host memory elsewhere."""
         own = self.config.framework == "flowledger"
-        rows = shapes.shapes(self.setting, self.classes, "batch")
+        split = self.setting.rollout is not None and self.setting.mesh.degree("dp") > 1
+        rows = [  # what estimators put together of the whole step is gone with them
+            row
+            for row in shapes.shapes(self.setting, self.classes, "batch")
+            if not split or row.placement or row.stage != "advantage"
+        ]
         return memory.batch_lives(rows, self.stages, on_host=not own, held=own)
 
     @cached_property
@@ -174,11 +184,42 @@ class Plan:
         degrees = (actor.engine.mesh or self.config.mesh).degrees
         degrees = {axis: degree for axis, degree in degrees.items() if axis != "ep"} | {"dp": self.dp(actor)}
         tokens = self.loads["update_actor"].tokens
-        return Setting(
+        made = Setting(
             stages=self.stages, bindings=bindings(self.config, self.architecture, self.dp(actor), tokens),
             mesh=flow_mesh(**degrees), dtypes=self._dtypes(), packed=actor.engine.packed,
-            unused=roles.unused(self.config), unwritten=roles.unwritten(self.config),
+            unused=roles.unused(self.config), unwritten=roles.unwritten(self.config), shards=self._shards,
         )  # fmt: skip
+        own = self.config.framework == "flowledger"
+        return loop_setting.spread(made, self.config, self.loads["update_actor"], self.classes) if own else made
+
+    @cached_property
+    def _shards(self) -> Mapping[str, Shards]:
+        """The pieces of each model of flowledger's own loop; of others it is not known here what they fuse."""
+        if self.config.framework != "flowledger" or self.config.model.lora:
+            return {}
+        models = {work.role: (self.sizes_of(work.role), work.head) for work in self.works}
+        return loop_setting.shards({"rollout": (self.architecture, "lm"), **models}, self.config, self.classes)
+
+    def course(
+        self, rank: int, mini_batches: Sequence[Sequence[Micro]] | None = None, *,
+        prompt: int | None = None, response: int | None = None,
+    ) -> Course:  # fmt: skip
+        """What one rank of flowledger's own loop does in a step; without micro-batches and widths, at its limits."""
+        models = {role: (self.sizes_of(role), one) for role, one in self._shards.items()}
+        models.setdefault("ref", models["actor"])
+        return Course(
+            config=self.config, rank=rank, on=self.setting.mesh, models=models,
+            mini_batches=self._full if mini_batches is None else mini_batches,
+            prompt=prompt or self.config.data.max_prompt_tokens,
+            response=response or self.config.rollout.max_response_tokens,
+        )  # fmt: skip
+
+    @cached_property
+    def _full(self) -> Sequence[Sequence[Micro]]:
+        """Mini-batches of one data-parallel rank, every micro-batch as full as it may get."""
+        one, samples = self.loads["update_actor"], self.config.samples_per_step
+        micro = loop_setting.fullest_micro_batch(self.config, one)
+        return ((micro,) * one.micro_batches,) * -(-samples // self.config.mini_batch_samples)
 
     def _dtypes(self) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -211,4 +252,13 @@ class Plan:
     def rows(self) -> Sequence[Row]:
         """Everything as rows of the ledger."""
         events = lifetimes.storages(self.shapes, self.fates)
-        return [*self.shapes, *events, *memory.rows(self.memory), *self.findings]
+        talks = [row for ranks in self.classes for row in self._spans(ranks)]
+        return [*self.shapes, *events, *talks, *memory.rows(self.memory), *self.findings]
+
+    def communication(self, ranks: RankClass) -> list[Talk]:
+        """The collectives of a step on each of these ranks; of flowledger's own loop alone."""
+        known = self.config.framework == "flowledger" and bool(self._shards)
+        return communication(self.course(ranks.first)) if known else []
+
+    def _spans(self, ranks: RankClass) -> list[SpanRow]:
+        return spans(self.communication(ranks), self.setting.mesh, ranks.first, ranks.count)

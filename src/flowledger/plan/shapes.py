@@ -5,61 +5,47 @@ here knows of the loop: where plan and recording agree, they do so as independen
 """
 
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
 
 import msgspec
 
-from flowledger.flow.mesh import Mesh, authoritative, local_shape
+from flowledger.flow.rank_classes import spans
 from flowledger.flow.stages import order, stage
 from flowledger.flow.tensors import Form, Tensor, stage_of, tensor, tensors
 from flowledger.ledger.rows import TensorRow
+from flowledger.plan import local_shapes
 from flowledger.plan.job import ITEMSIZE
+from flowledger.plan.local_shapes import Held, lies_on
+from flowledger.plan.setting import RankClass, Setting
+
+__all__ = ["RankClass", "Setting", "shapes", "spans"]
 
 MICRO = frozenset({"B_micro", "T", "T_logit"})  # a form with one of these is that of one micro-batch
 ROLLOUT_ONLY = frozenset({"B_run", "B_admit", "N_decode"})
 GENERATING = ("rollout", "validate")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankClass:
-    """Ranks that hold shards of equal shape: one pipeline stage. `first` stands for all of them."""
+def shapes(
+    setting: Setting, classes: Sequence[RankClass], kind: str | None = None, *, rank: int | None = None
+) -> list[TensorRow]:
+    """One row an access, form and class of ranks with equal pieces, in the order of the flow.
 
-    name: str
-    first: int
-    count: int
-    layers: tuple[int, ...]  # of the model, on each of these ranks
-    is_first: bool = True  # holds the embedding
-    is_last: bool = True  # holds the head
-    outer_elements: int = 0  # parameters of the rank that no layer owns: embedding, final norm, head
-    layer_elements: Mapping[int, int] | None = None  # parameters of each of its layers on the rank, before dp cuts them
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What shapes are resolved with."""
-
-    stages: tuple[str, ...]  # that this configuration runs
-    bindings: Mapping[str, int]
-    mesh: Mesh
-    dtypes: Mapping[str, str]  # role -> dtype that its model computes in; `param/<role>`: in which it is stored
-    packed: bool = True  # the model sees packed tokens
-    unused: frozenset[tuple[str, str]] = frozenset()  # (stage, tensor) that the settings leave out: a KL of weight 0
-    unwritten: frozenset[tuple[str, str]] = frozenset()  # …, that the stage only reads: a mask without rejection
-
-
-def shapes(setting: Setting, classes: Sequence[RankClass], kind: str | None = None) -> list[TensorRow]:
-    """One row an access, form and rank class, in the order of the flow. `kind`: tensors of this memory kind alone."""
+    `kind`: tensors of this memory kind alone; `rank`: on this rank alone.
+    """
+    if rank is not None:
+        classes = [one for one in classes if one.first <= rank < one.first + one.count]
     found: list[TensorRow] = []
     places = [name for name in order() if name in setting.stages]
     for at, name in enumerate(places):
         for row in tensors().values():
             if kind in (None, row.kind) and _is_there(row, name, setting, places[: at + 1]):
                 for place, form, access in _met(row, name, setting):
-                    for ranks in _that_differ(row, form, place, classes):
-                        found += _rows(row, form, place, access, ranks, setting)
+                    for ranks in _that_differ(row, form, place, access, classes, setting):
+                        found += _rows(row, form, place, access, ranks, setting, rank)
+                    if _together(row, name, setting):
+                        found += _whole(row, form, place, access, setting, rank)
     for number, one in enumerate(found):
         one.seq = number
         one.t_ns = number
@@ -75,7 +61,12 @@ def _is_there(row: Tensor, name: str, setting: Setting, so_far: Sequence[str]) -
 
 
 def _met(row: Tensor, name: str, setting: Setting) -> Iterator[tuple[str, Form, str]]:
-    """(place, form, access): where a stage that cuts micro-batches is handed a tensor of the step, it meets both forms."""
+    """(place, form, access): where a stage that cuts micro-batches is handed a tensor of the step, it meets both forms.
+
+    What ranks that sample have made and ranks that train read is written once more by `balance`, which moves it.
+    """
+    if name == "balance" and _is_moved(row, setting):
+        yield name, next(form for form in row.forms if not MICRO & _symbols(form) and _as_wide(form, row)), "write"
     seen: set[tuple[str, str, str]] = set()
     writes = (name, row.name) not in setting.unwritten
     for place, access in _places(row, name):
@@ -92,6 +83,25 @@ def _met(row: Tensor, name: str, setting: Setting) -> Iterator[tuple[str, Form, 
             if (at, form.name, access) not in seen:
                 seen.add((at, form.name, access))
                 yield at, form, access
+
+
+def _is_moved(row: Tensor, setting: Setting) -> bool:
+    """Whether its rows go from who has sampled them to who trains on them. What groups are read of is put together there."""
+    if setting.rollout is None or row.kind != "batch" or not setting.rollout.size > 1:
+        return False
+    cut = all(row.placement_of(form)["dp"] != "Replicate()" for form in row.forms)
+    later = {stage_of(reader) for reader in row.readers} - {"balance"}
+    return (
+        cut
+        and stage(stage_of(row.producer)).mesh == "rollout"
+        and any(stage(name).mesh != "rollout" for name in later & set(setting.stages))
+    )
+
+
+def _as_wide(form: Form, row: Tensor) -> bool:
+    """Whether it is the widest form: of a tensor that a prompt begins and its responses complete, the completed one."""
+    widest = max((len({"S_prompt", "S_resp"} & _symbols(one)), "G" in _symbols(one)) for one in row.forms)
+    return (len({"S_prompt", "S_resp"} & _symbols(form)), "G" in _symbols(form)) == widest
 
 
 def possible(row: Tensor, form: Form, name: str, access: str, *, packed: bool) -> bool:
@@ -150,13 +160,30 @@ def _symbols(form: Form) -> set[str]:
     return {symbol for dim in form.dims for symbol in dim.symbols}
 
 
-def _that_differ(row: Tensor, form: Form, place: str, classes: Sequence[RankClass]) -> Sequence[RankClass]:
-    """The rank classes with rows of their own. What no layer owns is alike on all pipeline stages: one row for all."""
-    if row.name == "logits" and "/" in place:
-        return [ranks for ranks in classes if ranks.is_last]
+def _that_differ(
+    row: Tensor, form: Form, place: str, access: str, classes: Sequence[RankClass], setting: Setting
+) -> Sequence[RankClass]:
+    """The pipeline stages with rows of their own. What no layer owns is alike on all of them: one row for all.
+
+    Log-probs and losses are those of the last one. Ranks that sample have every layer.
+    """
+    if setting.rollout is not None and lies_on(row, stage_of(place), access) == "rollout":
+        layers = tuple(range(setting.bindings.get("L", 0)))
+        return [replace(classes[0], name="all", first=0, count=setting.rollout.size, layers=layers)]
     if _per_layer(form):
         return classes
+    if "/" in place and (row.name == "logits" or (setting.rollout is not None and _of_the_head(row, form))):
+        return [ranks for ranks in classes if ranks.is_last]
     return [replace(classes[0], name="all", count=sum(ranks.count for ranks in classes))]
+
+
+def _of_the_head(row: Tensor, form: Form) -> bool:
+    """What the output head and the loss make of a micro-batch."""
+    return (
+        row.kind in ("activation", "temporary")
+        and form.name in ("micro", "logit", "scalar")
+        and row.name != "grad_norm"
+    )
 
 
 def _per_layer(form: Form) -> bool:
@@ -177,80 +204,74 @@ def _places(row: Tensor, name: str) -> Iterator[tuple[str, str]]:
             yield place.partition("@")[0], "read"
 
 
-def _rows(row: Tensor, form: Form, place: str, access: str, ranks: RankClass, setting: Setting) -> Iterator[TensorRow]:
+def _rows(
+    row: Tensor, form: Form, place: str, access: str, ranks: RankClass, setting: Setting, rank: int | None
+) -> Iterator[TensorRow]:
     """The rows of one access: one, or one a layer for what each layer has, and one for the parameters outside layers."""
+    name = place.partition("/")[0]
+    where, role = lies_on(row, name, access), stage(name).role
+    exact = _counts_parameters(form) and row.kind != "comm_buffer" and role in setting.shards
     parts: list[int | None] = list(ranks.layers) if _per_layer(form) else [None]
-    if _counts_parameters(form) and ranks.outer_elements:
+    if _counts_parameters(form) and (exact or ranks.outer_elements):
         parts.append(None)
-    names = dict(setting.bindings)
-    if stage(place.partition("/")[0]).name in GENERATING:  # a prefill of all that is admitted, one logit row a slot
-        names |= {"T": names.get("B_admit", 0) * names.get("S_prompt", 0), "T_logit": names.get("B_run", 0)}
-    made: dict[int | None, TensorRow] = {}  # by the one symbol that differs between layers
+    sizes = _sizes(setting, name)
+    made: dict[object, list[TensorRow]] = {}  # by the pieces: layers of one kind are alike
     for layer in parts:
-        if layer is not None and ranks.layer_elements is not None:
-            names["P"] = ranks.layer_elements[layer]
-        elif layer is None and _counts_parameters(form):
-            names["P"] = ranks.outer_elements
-        if not all(dim.symbols <= names.keys() for dim in form.dims):
-            continue
-        like = made.get(names.get("P"))
-        if like is None:
-            logical = tuple(dim.resolve(names) for dim in form.dims)
-            like = made[names.get("P")] = _row(row, form, place, access, ranks, setting, logical, layer)
-            yield like
+        if exact:
+            held = list(local_shapes.of_parameters(row, role, ranks, setting, layer, rank))
         else:
-            yield msgspec.structs.replace(like, layer=layer)
+            if layer is not None and ranks.layer_elements is not None:
+                sizes["P"] = ranks.layer_elements.get(layer, 0)
+            elif layer is None and _counts_parameters(form):
+                sizes["P"] = ranks.outer_elements
+            if not all(dim.symbols <= sizes.keys() for dim in form.dims):
+                continue
+            held = list(local_shapes.of_tensor(row, form, where, ranks, setting, sizes, rank))
+        key = tuple(held)
+        if key not in made:
+            made[key] = [_row(row, form, place, access, one, setting, layer) for one in held]
+            yield from made[key]
+        else:
+            yield from (msgspec.structs.replace(one, layer=layer) for one in made[key])
+
+
+def _together(row: Tensor, name: str, setting: Setting) -> bool:
+    """Whether a stage puts a tensor together on every rank: estimators look at all samples of a group and of the step."""
+    whole = setting.rollout is not None and name == "advantage" and setting.mesh.degree("dp") > 1
+    return whole and row.lifetime in ("step", "stage") and row.kind in ("batch", "temporary")
+
+
+def _whole(row: Tensor, form: Form, place: str, access: str, setting: Setting, rank: int | None) -> Iterator[TensorRow]:
+    sizes, cut = _sizes(setting, stage_of(place)), row.placement_of(form)["dp"] != "Replicate()"
+    if cut and not MICRO & _symbols(form) and all(dim.symbols <= sizes.keys() for dim in form.dims):
+        yield _row(row, form, place, access, local_shapes.together(row, form, setting, sizes, rank), setting, None)
+
+
+def _sizes(setting: Setting, name: str) -> dict[str, int]:
+    sizes = dict(setting.bindings)
+    if name in GENERATING:  # a prefill of all that is admitted, one logit row a slot
+        sizes |= {"T": sizes.get("B_admit", 0) * sizes.get("S_prompt", 0), "T_logit": sizes.get("B_run", 0)}
+    return sizes
 
 
 def _row(
-    row: Tensor, form: Form, place: str, access: str, ranks: RankClass, setting: Setting,
-    logical: tuple[int, ...], layer: int | None,
-) -> TensorRow:  # fmt: skip
+    row: Tensor, form: Form, place: str, access: str, held: Held, setting: Setting, layer: int | None
+) -> TensorRow:
     name, _, phase = place.partition("/")
     role = stage(name).role
-    placements = tuple(row.placement_of(form).items())
-    local, owners = _local(logical, placements, setting.mesh, ranks.first)
     dtype = _dtype(row, role, setting)
-    elements = _product(local)
+    elements, local = prod(held.local), list(held.local)
     mask = tensor(row.mask) if row.mask else None
     return TensorRow(
-        t_ns=0, step=1, role=role, stage=name, phase=phase or None, rank=ranks.first, rank_count=ranks.count,
-        tensor_name=row.name, layer=layer, dims=form.shape, logical_shape=list(logical), local_shape=list(local),
-        placement=[f"{axis}: {text}" for axis, text in placements if dict(setting.mesh.degrees).get(axis, 1) > 1],
+        t_ns=0, step=1, role=role, stage=name, phase=phase or None, rank=held.first, rank_count=held.count,
+        tensor_name=row.name, layer=layer, dims=form.shape, logical_shape=list(held.logical), local_shape=local,
+        placement=list(held.placement),
         padding=None if form.padding == "none" else form.padding, dtype=dtype, numel=elements,
         bytes=elements * ITEMSIZE[dtype], kind=row.kind, mask=row.mask if form.padding != "packed" else None,
         mask_shape=list(local) if mask and form.padding != "packed" else None, broadcast=form.broadcast,
-        owner_rank=owners, owner=row.owner, lifetime=row.lifetime, access=access,
-        shape_checksum=zlib.crc32(f"{row.name}|{form.shape}|{list(logical)}|{dtype}".encode()),
+        owner_rank=held.owners, owner=row.owner, lifetime=row.lifetime, access=access,
+        shape_checksum=zlib.crc32(f"{row.name}|{form.shape}|{list(held.logical)}|{dtype}".encode()),
     )  # fmt: skip
-
-
-@lru_cache(maxsize=4096)
-def _local(
-    logical: tuple[int, ...], placements: tuple[tuple[str, str], ...], mesh: Mesh, rank: int
-) -> tuple[tuple[int, ...], str]:
-    """(shape on this rank, the ranks whose pieces together are the tensor)."""
-    return local_shape(logical, dict(placements), mesh, rank) if logical else (), _owners(placements, mesh)
-
-
-@lru_cache(maxsize=256)
-def _owners(placements: tuple[tuple[str, str], ...], mesh: Mesh) -> str:
-    return spans(authoritative(dict(placements), mesh))
-
-
-def spans(ranks: Sequence[int]) -> str:
-    """`0-3, 8` for 0, 1, 2, 3, 8; with a stride (`0-1016:8`) where every eighth rank is one."""
-    if len(ranks) > 2 and len({b - a for a, b in pairwise(ranks)}) == 1:
-        stride = ranks[1] - ranks[0]
-        return f"{ranks[0]}-{ranks[-1]}" + (f":{stride}" if stride > 1 else "")
-    pieces: list[list[int]] = []
-    for rank in ranks:
-        if pieces and rank == pieces[-1][1] + 1:
-            pieces[-1][1] = rank
-        else:
-            pieces.append([rank, rank])
-    named = [str(first) if first == last else f"{first}-{last}" for first, last in pieces[:8]]
-    return ", ".join([*named, "…"] if len(pieces) > 8 else named)
 
 
 def _dtype(row: Tensor, role: str, setting: Setting) -> str:
@@ -258,10 +279,3 @@ def _dtype(row: Tensor, role: str, setting: Setting) -> str:
         return row.dtype
     kept = row.kind in ("param", "grad") and row.name != "updated_params"
     return setting.dtypes.get(f"param/{role}" if kept else role, "float32")
-
-
-def _product(shape: Sequence[int]) -> int:
-    total = 1
-    for size in shape:
-        total *= size
-    return total

@@ -9,7 +9,7 @@ from flowledger.config.settings import UNKNOWN_MODEL
 from flowledger.config.slime import engine as slime_engine
 from flowledger.flow.errors import BadInput, nearest
 from flowledger.tables.gpus import Gpu, gpu
-from flowledger.tables.models import Architecture, find, models
+from flowledger.tables.models import Architecture, Moe, find, models
 
 TINY_VOCAB = 264  # 256 bytes and 8 special tokens: the tokenizer that comes with `model.path: tiny`
 
@@ -69,8 +69,10 @@ def _is_there(path: str) -> bool:
 
 def _tiny(config: RunConfig) -> Architecture:
     sizes = config.model.tiny
+    moe = Moe(experts=sizes.experts, topk=sizes.experts_per_token, ffn=sizes.ffn_size) if sizes.experts else None
     return Architecture(
         name="tiny", layers=sizes.layers, hidden=sizes.hidden_size, heads=sizes.heads, kv_heads=sizes.kv_heads,
         head_dim=sizes.hidden_size // sizes.heads, ffn=sizes.ffn_size, vocab=TINY_VOCAB, tied=True,
+        moe=moe, qk_norm="head" if moe else "none",
         source="model.tiny of the configuration",
     )  # fmt: skip

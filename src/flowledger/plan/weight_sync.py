@@ -7,7 +7,7 @@ checkpoint_engine/nccl_checkpoint_engine.py.
 
 from math import prod
 
-from flowledger.config.engine import Engine, Serving
+from flowledger.config.engine import Engine, Mesh, Serving
 from flowledger.plan.engine_weights import weight_bytes
 from flowledger.plan.job import ITEMSIZE
 from flowledger.plan.serving import IN_PROCESS, asleep
@@ -109,20 +109,39 @@ def _loaded(architecture: Architecture, engine: Engine, gather: int, send: int) 
 
 
 def _copied(architecture: Architecture, engine: Engine, serving: Serving, clock: Clock, shared: bool) -> list[Live]:
-    """flowledger's own loop: each trainable tensor is compared with the rollout's, then copied over it."""
+    """flowledger's own loop: each trainable tensor is compared with the rollout's, then copied over it.
+
+    Where ranks share the policy it is put together first, and is there while it is compared.
+    """
     at = clock.tick("copy")
     if shared:
         return []
     dtype = serving.dtype or engine.param_dtype
     held = weight_bytes(architecture, serving.mesh, dtype, padded=False)
-    compared = 8 * prod(largest(architecture, engine).shape)
-    return [
+    numel = prod(largest(architecture, engine).shape) if engine.lora else _largest_tensor(architecture)
+    mesh = engine.mesh or Mesh()
+    found = [
         Live(
             name="params", kind="param", bytes=held, label="weights of the rollout's copy of the policy", persistent=True
         ),
         Live(
-            name="params", kind="temporary", bytes=compared, born=at, dies=at,
+            name="params", kind="temporary", bytes=8 * numel, born=at, dies=at,
             label="difference of the largest tensor and its square, in float32", formula="2 * 4 * numel",
             source="flowledger run/weights.py",
         ),
     ]  # fmt: skip
+    if mesh.dp * mesh.model > 1:
+        size, label = ITEMSIZE.get(engine.param_dtype, 2) * numel, "the largest tensor, put together"
+        found.append(Live(name="params", kind="temporary", bytes=size, born=at, dies=at, label=label))
+    return found
+
+
+def _largest_tensor(architecture: Architecture) -> int:
+    """Elements of the largest tensor as Hugging Face keeps it: experts of a layer are one, and so are gate and up."""
+    found: dict[object, int] = {}
+    for weight in weights(architecture):
+        key = (weight.layer, weight.name)
+        if weight.expert:
+            key = (weight.layer, "down" if "down" in weight.name else "gate and up")
+        found[key] = found.get(key, 0) + weight.numel
+    return max(found.values())

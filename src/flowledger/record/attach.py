@@ -7,6 +7,7 @@ out and closes the span; on an exception it closes the span and lets the excepti
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from flowledger.flow.seams import Function, Probe, replaced
@@ -29,6 +30,9 @@ def attach(probes: Sequence[Probe], recorder: Recorder) -> Iterator[Recorder]:
 
 
 def _maker(probe: Probe, recorder: Recorder) -> Callable[[Function], Function]:
+    if probe.scope == "collective":
+        return partial(recorder.collectives.wrapped, probe)
+
     def make(original: Function) -> Function:
         if isinstance(original, (staticmethod, classmethod)):
             return type(original)(_wrapped(original.__func__, probe, recorder))

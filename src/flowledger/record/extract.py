@@ -7,33 +7,47 @@ Nothing here reads the content of a tensor except `kept`, and that only on a CPU
 import sys
 import zlib
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
-from flowledger.flow.tensors import form_of, tensor
+import msgspec
+
+from flowledger.flow.tensors import fits, form_of, tensor
 from flowledger.ledger.rows import TensorRow
+from flowledger.record.place import ALONE, Place
 
 
 class Templates:
     """Rows by (name, shape, dtype), ready to be copied."""
 
-    def __init__(self, *, bindings: Mapping[str, int], rank: int, rank_count: int) -> None:
+    def __init__(self, *, bindings: Mapping[str, int], rank: int, rank_count: int, place: Place = ALONE) -> None:
         self._bindings = tuple(bindings.items())
-        self._rank, self._rank_count = rank, rank_count
+        self._rank, self._rank_count, self._place = rank, rank_count, place
         self._known: dict[tuple[object, ...], TensorRow] = {}
 
-    def of(self, name: str, value: Any, *, in_micro_batch: bool = False) -> TensorRow:
+    def of(self, name: str, value: Any, *, in_micro_batch: bool = False, stage: str | None = None) -> TensorRow:
         """`row` of a tensor as it stands."""
-        made = self._known.get((name, value.shape, value.dtype, in_micro_batch))
+        made = self._known.get((name, value.shape, value.dtype, in_micro_batch, stage))
         if made is None:
-            return self.row(name, value.shape, value.dtype, value.element_size(), in_micro_batch=in_micro_batch)
+            size = value.element_size()
+            return self.row(name, value.shape, value.dtype, size, in_micro_batch=in_micro_batch, stage=stage)
         return made.__copy__()  # type: ignore[no-any-return, attr-defined]  # as in `row`
 
     def row(
-        self, name: str, shape: Sequence[int], dtype: object, element_size: int, *, in_micro_batch: bool = False
+        self,
+        name: str,
+        shape: Sequence[int],
+        dtype: object,
+        element_size: int,
+        *,
+        in_micro_batch: bool = False,
+        stage: str | None = None,
     ) -> TensorRow:
-        """A fresh row of a tensor that is whole on this rank. Raises BadInput for a name that the flow lacks."""
-        key = (name, shape, dtype, in_micro_batch)
+        """A fresh row of what this rank holds of a tensor, in a stage. Raises BadInput for a name that the flow lacks.
+
+        Where the flow cuts the tensor over ranks, its logical shape is left open: one rank cannot know it.
+        """
+        key = (name, shape, dtype, in_micro_batch, stage)
         made = self._known.get(key)
         if made is None:
             if len(self._known) > 20_000:
@@ -41,8 +55,28 @@ class Templates:
             kind = str(dtype).removeprefix("torch.")
             what = (name, tuple(shape), kind, element_size, in_micro_batch)
             made = _made(*what, self._bindings, self._rank, self._rank_count)
+            if mesh := self._place.mesh_of(name, stage):
+                made = self._placed(made, mesh, in_micro_batch)
             self._known[key] = made
         return made.__copy__()  # type: ignore[no-any-return, attr-defined]  # twice as quick as copy.copy
+
+    def _placed(self, row: TensorRow, mesh: str, in_micro_batch: bool) -> TensorRow:
+        """The row of a plain tensor on one of several ranks: what the flow says of its placement there."""
+        share, facts, shape = partial(self._place.share, mesh), tensor(row.tensor_name), tuple(row.local_shape or ())
+        bindings = dict(self._bindings)
+        form = form_of(facts.name, shape, bindings, in_micro_batch=in_micro_batch, share=share)
+        cut = self._place.cut(mesh, facts.placement_of(form))
+        if form is not None and not fits(facts, form, shape, bindings, share) and fits(facts, form, shape, bindings):
+            cut = []  # gathered: here for once it is whole
+        sharded = any("Shard" in text for text in cut)
+        return msgspec.structs.replace(
+            row, dims=form.shape[1:-1] if form else None, placement=cut,
+            padding=form.padding if form is not None and form.padding != "none" else None,
+            broadcast=form.broadcast if form is not None else None,
+            logical_shape=None if sharded else row.logical_shape,
+            shape_checksum=None if sharded else row.shape_checksum,
+            owner_rank=f"0-{self._rank_count - 1}" if sharded else "0",
+        )  # fmt: skip
 
     def cut(self, row: TensorRow, local_shape: Sequence[int], placement: list[str]) -> None:
         """Turn a row into that of a tensor of which this rank holds a part."""

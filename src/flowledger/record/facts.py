@@ -22,6 +22,8 @@ class Facts:
         for name, value in facts.items():
             if name == "policy_version":
                 frame.policy_version = int(value)
+            elif name == "micro_batch":
+                frame.micro_batch = int(value)
             elif name == "tokenizer":
                 self._observer.tokens.tokenizer = value
             elif name == "model":

@@ -18,9 +18,10 @@ class Part(NamedTuple):
     """The tensors of one layer taken together: of a cache each tensor, of an optimizer each moment by itself."""
 
     layer: int | None
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # on this rank
     dtype: object
-    bytes: int
+    bytes: int  # on this rank
+    whole: tuple[int, ...] | None = None  # on all ranks, where tensors know it of themselves (DTensor)
 
 
 class Layers:
@@ -69,7 +70,7 @@ class Layers:
 
     def tensors(self, name: str, value: Any) -> list[Any]:
         """Every tensor behind such an object."""
-        return [tensor for _, tensor in self._source(name, value)[1]]
+        return [held(tensor) for _, tensor in self._source(name, value)[1]]
 
     def meet(self, module: Any) -> dict[int | None, list[Any]]:
         """Weak references to the parameters of a module, by layer."""
@@ -147,7 +148,14 @@ def _summed(name: str, tensors: Iterable[tuple[_Key, Any]]) -> list[Part]:
         grouped.setdefault(key, []).append(tensor)
     parts = []
     for (layer, _), members in grouped.items():
-        largest = max(members, key=lambda tensor: tensor.numel())
-        shape = tuple(largest.shape) if name == "kv_cache" else (sum(t.numel() for t in members),)
-        parts.append(Part(layer, shape, largest.dtype, sum(t.numel() * t.element_size() for t in members)))
+        largest, mine = max(members, key=lambda tensor: tensor.numel()), [held(tensor) for tensor in members]
+        shape = tuple(largest.shape) if name == "kv_cache" else (sum(t.numel() for t in mine),)
+        spread = any(local is not tensor for local, tensor in zip(mine, members, strict=True))
+        whole = (sum(t.numel() for t in members),) if spread else None
+        parts.append(Part(layer, shape, largest.dtype, sum(t.numel() * t.element_size() for t in mine), whole))
     return parts
+
+
+def held(tensor: Any) -> Any:
+    """What this rank holds of a tensor that may be spread over ranks."""
+    return tensor.to_local() if hasattr(type(tensor), "to_local") else tensor

@@ -64,7 +64,7 @@ class Observer:
 
     def hidden(self, frame: Frame, layer: int, value: Any, now: int) -> None:
         """The output of one layer."""
-        row = self._templates.row("hidden_states", value.shape, value.dtype, value.element_size())
+        row = self._templates.row("hidden_states", value.shape, value.dtype, value.element_size(), stage=frame.stage)
         row.layer, row.access = layer, "write"
         row.storage = self.lives.see(value, "hidden_states", "write", frame, now)
         row.offset = value.storage_offset()
@@ -72,7 +72,7 @@ class Observer:
 
     def saved(self, frame: Frame, layer: int | None, dtype: Any, size: int, now: int) -> None:
         """What one layer saved for backward."""
-        row = self._templates.row("activations", (size // dtype.itemsize,), dtype, dtype.itemsize)
+        row = self._templates.row("activations", (size // dtype.itemsize,), dtype, dtype.itemsize, stage=frame.stage)
         row.layer, row.access = layer, "write"
         self._put(row, frame, now)
 
@@ -126,11 +126,11 @@ class Observer:
     ) -> None:
         if watch.scope == "decode" and not self._first(watch, frame, (name, access, value.shape)):
             return
-        row = self._templates.of(name, value, in_micro_batch=frame.micro_batch is not None)
+        row = self._templates.of(name, value, in_micro_batch=frame.micro_batch is not None, stage=frame.stage)
         local = value
         if _TENSORS[type(value)] > 1:
             local = value.to_local()
-            self._templates.cut(row, local.shape, [str(placement) for placement in value.placements])
+            self._templates.cut(row, local.shape, _placement(value))
         row.access = access
         row.storage = self.lives.see(local, name, access, frame, now)
         row.offset = local.storage_offset()
@@ -151,9 +151,11 @@ class Observer:
                 self.sign(tensor, _PERSISTENT_EVIDENCE[name])
         if watch.whole and not self._first(watch, frame, (name, access)):
             return
-        for layer, shape, dtype, size in self.layers.parts(name, value) or ():
-            row = self._templates.row(name, shape, dtype, 0)
-            row.layer, row.bytes, row.access = layer, size, access
+        for part in self.layers.parts(name, value) or ():
+            row = self._templates.row(name, part.shape, part.dtype, 0, stage=frame.stage)
+            row.layer, row.bytes, row.access = part.layer, part.bytes, access
+            if part.whole is not None:
+                row.logical_shape = list(part.whole)
             self._put(row, frame, now)
 
     def _first(self, watch: Watch, frame: Frame, what: object) -> bool:
@@ -190,6 +192,12 @@ class Observer:
             self.samples.train(ids, frame, width)
         if self.level == "tokens" and (access == "write" or frame.phase == "loss"):
             self.tokens.see(ids, values, frame, now)
+
+
+def _placement(value: Any) -> list[str]:
+    """`axis: Shard(d)` for each dimension of the device mesh of a tensor that is spread over ranks."""
+    names = value.device_mesh.mesh_dim_names or range(len(value.placements))
+    return [f"{name}: {placement}" for name, placement in zip(names, value.placements, strict=True)]
 
 
 def is_tensor(value: Any) -> bool:

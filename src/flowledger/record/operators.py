@@ -1,7 +1,8 @@
 """Every storage that is born and dies within one step, operator by operator, and the live bytes by kind at any instant.
 
 A dispatch mode sees the tensors that operators return; weak references see their storages die. What an operator takes
-and frees within itself is not visible here (a few dozen bytes against torch's own profiler on a training step).
+and frees within itself is not visible here (a few dozen bytes against torch's own profiler on a training step), but for
+the copies that gloo makes in its collectives: those are as large as what travels, and known.
 The kind of a storage is decided at the end of the step, when all that was learnt of it is known.
 """
 
@@ -14,7 +15,9 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
+from torch.utils._pytree import tree_iter
 
 from flowledger.flow.kinds import classify
 from flowledger.flow.seams import Function, replaced
@@ -26,6 +29,14 @@ _UNSIGNED: frozenset[str] = frozenset()
 _kind = cache(classify)  # of a handful of sets
 # Functions that return tensors which no operator has made; activation checkpointing keeps one for each call.
 _MAKERS = ("torch:get_rng_state", "torch.random:get_rng_state")
+_WAIT = "torch._C._distributed_c10d:Work.wait"  # gloo hands over there what it has made inside
+# Collective -> the argument (-1: the result) whose bytes gloo takes once more while it runs (torch 2.13, seen by its
+# profiler): the flat buffer that parts arrive in, and a copy to add the parts of others to.
+_COPIED_BY_GLOO = {
+    "c10d::_allgather_base_": 0, "c10d::allgather_": 0, "c10d::allgather_into_tensor_coalesced_": 0,
+    "c10d::_reduce_scatter_base_": 1, "c10d::reduce_scatter_": 1, "c10d::reduce_scatter_tensor_coalesced_": 1,
+    "_c10d_functional::all_gather_into_tensor": -1, "_c10d_functional::reduce_scatter_tensor": 0,
+}  # fmt: skip
 
 
 class Born:
@@ -70,6 +81,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self.quiet = False
         self.own_ns = 0
         self.collective = 0  # collectives open now
+        self._waits = 0  # calls that wait for one
         self._closed = False
         self._live: dict[int, Born] = {}
         self._before: list[Born] = []
@@ -78,24 +90,28 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self._device = "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if types and not _PLAIN.issuperset(types):  # a DTensor unpacks itself; its local operators come here again
-            return NotImplemented
         kwargs = kwargs or {}
+        if types and not _PLAIN.issuperset(types):
+            if FakeTensor in types:  # DTensor asks for a shape: nothing is made
+                return func(*args, **kwargs)
+            return NotImplemented  # a DTensor unpacks itself; its local operators come here again
         if self.quiet:
             return func(*args, **kwargs)
         began, live = time.monotonic_ns(), self._live
-        fresh = func is _LIFT
+        old = func is not _LIFT and not self._waits
         for value in args:  # most are tensors that are known already: no more than one look-up for those
             if type(value) not in _PLAIN:
-                self._walk(value, not fresh, began)
+                self._walk(value, old, began)
             elif value.untyped_storage()._cdata not in live:
-                self._see(value, not fresh, began)
+                self._see(value, old, began)
         for value in kwargs.values():
             self._walk(value, True, began)
         between = time.monotonic_ns()
         result = func(*args, **kwargs)
         after = time.monotonic_ns()
         self._walk(result, False, after)
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self._copied(func.name(), args, result, after)
         self.own_ns += between - began + time.monotonic_ns() - after
         return result
 
@@ -104,7 +120,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         """Watch until left; what no operator shows is seen too: direct changes of size, and copies of random state."""
         torch.UntypedStorage.resize_ = _resizing(self)  # type: ignore[method-assign, assignment]
         try:
-            with replaced([(target, self._making) for target in _MAKERS]), self:
+            with replaced([*((target, self._making) for target in _MAKERS), (_WAIT, self._waiting)]), self:
                 yield
         finally:
             del torch.UntypedStorage.resize_  # the inherited one again
@@ -120,9 +136,30 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
 
         return made
 
+    def _waiting(self, function: Function) -> Function:
+        @wraps(function)
+        def waited(*args: Any, **kwargs: Any) -> Any:
+            self._waits += 1
+            try:
+                return function(*args, **kwargs)
+            finally:
+                self._waits -= 1
+
+        return waited
+
+    def _copied(self, name: str, args: Any, result: Any, now: int) -> None:
+        """A collective has begun: what its backend has of its own comes and goes, as an event that ends at once."""
+        place = _COPIED_BY_GLOO.get(name)
+        if place is None or self._device != "cpu":
+            return
+        size = sum(tensor.nbytes for tensor in tree_iter(result if place < 0 else args[place]))
+        born = Born(size, False)
+        born.signs = frozenset({"collective"})
+        self._events += [(born, size, now), (born, -size, now)]
+
     def sign(self, value: Tensor, evidence: str) -> Born:
         """Note what a tensor is; one that no operator has shown yet was there before."""
-        born = self._see(value, True, time.monotonic_ns())
+        born = self._see(_inside(value), True, time.monotonic_ns())
         if evidence not in born.signs:  # each set of signs is made anew only when it grows
             born.signs = born.signs | {evidence}
         return born
@@ -198,7 +235,7 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self._live.clear()
 
     def _walk(self, value: Any, old: bool, now: int) -> None:
-        if type(value) in _PLAIN or isinstance(value, Tensor):
+        if type(value) in _PLAIN:
             self._see(value, old, now)
         elif isinstance(value, (list, tuple)):
             for inner in value:
@@ -227,9 +264,16 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
             self._events.append((born, counted, now))
         return born
 
+    def _known(self, storage: torch.UntypedStorage) -> None:
+        """What no operator has shown in this step was there before, be it empty (a parameter that FSDP gathers)."""
+        if not self._closed and storage._cdata not in self._live:
+            self._enter(storage, storage._cdata, True, 0)
+
     def _resized(self, storage: torch.UntypedStorage) -> None:
         born, size = self._live.get(storage._cdata), storage.nbytes()
         if born is not None and not self._closed and born.size != size and storage.device.type == self._device:
+            if not (born.size and size):  # emptied or filled again: a whole parameter that FSDP puts together
+                born.signs |= {"collective"}
             self._events.append((born, size - born.size, time.monotonic_ns()))
             born.size = size
 
@@ -240,10 +284,18 @@ class Operators(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
             self._events.append((born, -born.size, time.monotonic_ns()))
 
 
+def _inside(value: Tensor) -> Tensor:
+    """The tensor with the bytes: a wrapper (DTensor, a result that is still on its way) has a storage in name only."""
+    while is_traceable_wrapper_subclass(value):
+        value = getattr(value, value.__tensor_flatten__()[0][0])
+    return value
+
+
 def _resizing(watch: Operators) -> Callable[[torch.UntypedStorage, int], Any]:
     original = torch.UntypedStorage.resize_
 
     def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+        watch._known(storage)
         result = original(storage, size)
         watch._resized(storage)
         return result

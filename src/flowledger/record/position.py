@@ -1,8 +1,9 @@
 """Where in a step we are: one frame per open call, made by nesting and never by arguments.
 
 A frame knows its step, stage, phase, epoch, mini-batch and micro-batch. Epochs are counted within their stage,
-mini-batches within their epoch (or stage), micro-batches within their mini-batch (or stage), all from 0. Leaving a
-call means going back to its parent frame, so the position is right after an exception too.
+mini-batches within their epoch (or stage), micro-batches within their mini-batch (or stage), all from 0; a call that
+knows its micro-batch says so itself (a pipeline goes through them in an order of its own). Leaving a call means going
+back to its parent frame, so the position is right after an exception too.
 """
 
 _COUNTING = frozenset({"step", "stage", "epoch", "mini_batch"})  # scopes that count the calls within them

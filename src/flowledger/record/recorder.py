@@ -12,15 +12,19 @@ from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, Protocol
 
 from flowledger.flow.seams import Probe
-from flowledger.ledger.rows import Row
+from flowledger.ledger.rows import Row, SpanRow
+from flowledger.record.buffers import Buffers
+from flowledger.record.collectives import Collectives
 from flowledger.record.extract import Templates
 from flowledger.record.facts import Facts
 from flowledger.record.layers import module_in
 from flowledger.record.metrics import metric_rows
 from flowledger.record.observe import Observer
+from flowledger.record.place import ALONE, Place
 from flowledger.record.position import Frame, inner
 from flowledger.record.readings import Readings
 from flowledger.record.upkeep import Failures, cost, missed, trouble
+from flowledger.record.waiting import Alarm
 from flowledger.record.watch import Watch, pick
 
 clock = time.monotonic_ns
@@ -37,7 +41,11 @@ class _Here(threading.local):
 
 
 class Recorder:
-    """Records one process. `level`: steps, tensors or tokens; operators every `ops_every` steps (0: never)."""
+    """Records one process. `level`: steps, tensors or tokens; operators every `ops_every` steps (0: never).
+
+    `groups`: of how many groups of samples the tokens are kept. `axes`: what the job calls the ranks that talk to each other.
+    `place`: where this rank stands in the job's meshes. `alarm`: what to do where a collective does not end.
+    """
 
     def __init__(
         self,
@@ -50,7 +58,10 @@ class Recorder:
         bindings: Mapping[str, int] | None = None,
         ops_every: int = 50,
         groups: int = 1,
+        axes: Mapping[tuple[int, ...], str] | None = None,
         limit: int | None = None,
+        place: Place = ALONE,
+        alarm: Alarm | None = None,
     ) -> None:
         self._writer, self._put_row = writer, writer.put
         self.level, self._rank, self._rank_count = level, rank, rank_count
@@ -59,7 +70,7 @@ class Recorder:
         self._root = Frame("process", "process")
         self._root.role = role
         self.latest = self._root  # the newest frame of any thread
-        templates = Templates(bindings=bindings or {}, rank=rank, rank_count=rank_count)
+        templates = Templates(bindings=bindings or {}, rank=rank, rank_count=rank_count, place=place)
         self._observer = Observer(
             self.put, lambda: self.latest, level=level, templates=templates, rank=rank, groups=groups
         )  # fmt: skip
@@ -71,6 +82,8 @@ class Recorder:
         self._failures = Failures(self.put)
         self._facts = Facts(self._observer, metric=self.metric, meet=self._meet)
         self._readings = Readings(self.put, limit, level=level)
+        self.buffer: Callable[[Any, object, Frame, int], None] = Buffers(self.put, self._observer, templates).see
+        self.collectives = Collectives(self, axes or {}, alarm)
 
     def enter(
         self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -79,12 +92,11 @@ class Recorder:
         began = clock()
         here, probe = self._here, watch.probe
         frame = inner(
-            here.frame or self.latest,
+            self.here(),
             name=watch.name, scope=watch.scope, stage=probe.stage, phase=probe.phase, role=watch.role,
         )  # fmt: skip
         here.frame = self.latest = frame
-        self._spans += 1
-        frame.id, frame.start_ns = self._spans, began
+        frame.id, frame.start_ns = self.new_span(), began
         if self._hooks is not None:
             frame.tokens_before = self._hooks.tokens
         around: AbstractContextManager[Any] | None = None
@@ -131,14 +143,36 @@ class Recorder:
             if watch.scope == "step":
                 self.guard(self._end_step, frame)
 
+    def here(self) -> Frame:
+        """The innermost call that is open in this thread; elsewhere the newest of any."""
+        return self._here.frame or self.latest
+
+    def new_span(self) -> int:
+        """The number of a span that this process has not had."""
+        self._spans += 1
+        return self._spans
+
+    def inside_collective(self, change: int) -> None:
+        """A collective begins (1) or returns (-1): what operators make meanwhile is a buffer of it."""
+        if self._operators is not None:
+            self._operators.mode.collective += change
+
+    def open_spans(self) -> list[SpanRow]:
+        """The begin of every collective that has not ended, the oldest first: who waits, for whom, since when. From any thread."""
+        return self.collectives.open_spans()
+
     def put(self, row: Row, frame: Frame, now: int) -> None:
         """Write a row at a position."""
+        self.stamp(row, frame, now)
+        self._rows += 1
+        self._put_row(row)
+
+    def stamp(self, row: Row, frame: Frame, now: int) -> None:
+        """Say in a row when it was, on which rank and where in the step."""
         row.t_ns, row.rank, row.rank_count = now, self._rank, self._rank_count
         row.step, row.role, row.stage, row.phase = frame.step, frame.role, frame.stage, frame.phase
         row.epoch, row.mini_batch, row.micro_batch = frame.epoch, frame.mini_batch, frame.micro_batch
         row.policy_version = frame.policy_version
-        self._rows += 1
-        self._put_row(row)
 
     def metric(self, name: str, value: Any, frame: Frame, now: int, weight: float | None = None) -> None:
         """Write a number (or each number of a small tensor) under a canonical name."""
@@ -175,6 +209,7 @@ class Recorder:
 
     def close(self) -> None:
         """Take the hooks off and write what is still to be said; the writer stays open."""
+        self.collectives.close()
         self.guard(self._observer.lives.close)
         if self._hooks is not None:
             self.guard(self._hooks.close)
@@ -272,13 +307,14 @@ class Recorder:
             self._hooks = ModelHooks(self.guard_hook)
         return self._hooks
 
-    def guard_hook(self, work: Callable[..., Any], *args: Any) -> None:
+    def guard_hook(self, work: Callable[..., Any], *args: Any) -> Any:
         """`guard` for what runs in the middle of the job's own work: timed, and not seen by the operators' watch."""
         began = clock()
         hushed = self._hush(True)
-        self.guard(work, *args)
+        result = self.guard(work, *args)
         self._hush(hushed)
         self.own_ns += clock() - began
+        return result
 
     def _hush(self, quiet: bool) -> bool:
         """What the recorder itself computes is not part of the step. Returns how it was."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from flowledger.ledger.rows import MemoryRow, Row, StorageRow
 from flowledger.record.hooks import ModelHooks
+from flowledger.record.layers import held
 from flowledger.record.observe import Observer
 from flowledger.record.operators import Event, Operators
 from flowledger.record.position import Frame
@@ -54,12 +55,10 @@ class SampledStep:
 
     def began(self, watch: Watch, frame: Frame, now: int) -> None:
         self.mode.mark(frame, frame, "begin" if watch.boundary else "", now)
-        self.mode.collective += watch.scope == "collective"
         if watch.probe.phase == "step":
             self._sign_gradients()
 
     def ended(self, watch: Watch, frame: Frame, now: int) -> None:
-        self.mode.collective -= watch.scope == "collective"
         if watch.probe.phase == "backward":
             self._sign_gradients()
         self.mode.mark(frame, frame.parent or frame, "end" if watch.boundary else "", now)
@@ -99,13 +98,13 @@ class SampledStep:
         for module in self._observer.layers.modules():
             for tensor in module.parameters():
                 if tensor.grad is not None:
-                    self.mode.sign(tensor.grad, "gradient")
+                    self.mode.sign(held(tensor.grad), "gradient")
 
     def _sign_models(self) -> None:
         """Parameters, buffers, gradients and optimizer state of all that was met so far."""
         self._sign_gradients()
         for module in self._observer.layers.modules():
             for tensor in (*module.parameters(), *module.buffers()):
-                self.mode.sign(tensor, "parameter")
+                self.mode.sign(held(tensor), "parameter")
         for tensor in self._observer.layers.optimizer_tensors():
-            self.mode.sign(tensor, "optimizer_state")
+            self.mode.sign(held(tensor), "optimizer_state")

@@ -63,6 +63,11 @@ class Lives:
         self._next += 1
         return self._next
 
+    def name_of(self, value: Any) -> str | None:
+        """The tensor of the flow by which a tensor's storage is known, if it is."""
+        life = self._alive.get(value.untyped_storage()._cdata)
+        return None if life is None else life.name
+
     def see(self, value: Any, name: str, access: str, frame: Frame, now: int) -> int:
         """Note an access to a tensor's storage; returns the storage's number."""
         storage = value.untyped_storage()

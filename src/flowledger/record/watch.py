@@ -2,8 +2,9 @@
 
 A key of `args` is a parameter, or a path from one (`weights.version`); a key of `results` a field of the result, a path
 from one, "" for the result itself, or `args.` and a path for what the call writes into an argument. Values are tensors
-of the flow, or facts: `@step`, `@policy_version`, `@tokenizer`, `@component_names`, `@dropped_reason`, `@model` (a
-module whose forward passes are worth watching), `@metric:NAME` (a number), `@token:COLUMN` (a value for each token).
+of the flow, or facts: `@step`, `@micro_batch` (which one this is, where the order of calls does not say it),
+`@policy_version`, `@tokenizer`, `@component_names`, `@dropped_reason`, `@model` (a module whose forward passes are worth
+watching), `@metric:NAME` (a number), `@token:COLUMN` (a value for each token). `record.collectives` has facts of its own.
 """
 
 import inspect
@@ -15,10 +16,10 @@ from flowledger.flow.stages import stages
 from flowledger.ledger.rows import SpanRow
 from flowledger.record.position import Frame
 
-_WHOLE = ("epoch", "mini_batch", "micro_batch", "decode", "collective", "call")  # one row at the end is enough
+_WHOLE = ("epoch", "mini_batch", "micro_batch", "decode", "call")  # one row at the end is enough
 _MISSING = object()
 _AT_STEPS = ("attention_mask", "generation_metadata")
-_FACTS_AT_STEPS = ("step", "policy_version", "model")
+_FACTS_AT_STEPS = ("step", "micro_batch", "policy_version", "model")
 Named = list[tuple[str, Any]]
 Path = tuple[str, ...]
 
@@ -33,14 +34,11 @@ class Watch:
         own = probe.target.rpartition(":")[2].rpartition(".")[2]
         named = {"step": "step", "stage": probe.stage or own}
         self.name = named.get(probe.scope) or probe.phase or own
-        comm, stage = probe.scope == "collective", probe.scope in ("step", "stage")
-        self.span_kind = "comm" if comm else "stage" if stage else "compute"
+        self.span_kind = "stage" if probe.scope in ("step", "stage") else "compute"
         self.role = probe.role or (_role_of(probe.stage) if self.scope == "stage" else None)
         self._row = SpanRow(id=0, event="", name=self.name, span_kind=self.span_kind, start_ns=0)
-        if comm:
-            self._row.comm_type = self.name
-        self.reads, self.read_facts = _split(probe.args)
-        self.writes, self.write_facts = _split(probe.results)
+        self.reads, self.read_facts = split(probe.args)
+        self.writes, self.write_facts = split(probe.results)
         self._metrics = [(_path(key), name) for key, name in probe.metrics.items()]
         if level == "steps":
             self._prune()
@@ -80,8 +78,6 @@ class Watch:
             row.parent = frame.parent.id
         if now is not None:
             row.tokens_logical, row.tokens_valid = frame.tokens_logical, frame.tokens_valid
-            if row.comm_type is not None:
-                row.latency_ms = (now - frame.start_ns) / 1e6
         return row
 
     def metrics(self, result: Any) -> Named:
@@ -111,8 +107,8 @@ def pick(paths: list[tuple[Path, str]], source: Any, given: Any = None) -> Named
     return found
 
 
-def _split(table: Mapping[str, str]) -> tuple[list[tuple[Path, str]], list[tuple[Path, str]]]:
-    """Paths to tensors, and paths to facts (the @ taken off)."""
+def split(table: Mapping[str, str]) -> tuple[list[tuple[Path, str]], list[tuple[Path, str]]]:
+    """Paths to tensors, and paths to facts (the @ taken off), of a probe's arguments or results."""
     tensors = [(_path(key), name) for key, name in table.items() if not name.startswith("@")]
     return tensors, [(_path(key), name[1:]) for key, name in table.items() if name.startswith("@")]
 

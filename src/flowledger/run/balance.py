@@ -39,6 +39,6 @@ def balanced(
         dealt_samples=math.gcd(actors, critics),
     )
     taken = [share.samples for share in shares]
-    sent = moved({**columns, "dropped_reason": dropped.codes(dropped_reason)}, taken, len(lengths), ranks)
+    sent = moved({**columns, "dropped_reason": dropped.codes(dropped_reason)}, taken, group_size, ranks)
     reasons = dropped.decoded(sent.pop("dropped_reason"))
     return Balanced(batches=shares[ranks.at("dp")].batches, rows=rows_of(taken, ranks), dropped_reason=reasons, **sent)

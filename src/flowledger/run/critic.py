@@ -17,8 +17,9 @@ from flowledger.run import update as updates
 from flowledger.run.algorithms.aggregation import Totals, aggregate_tokens
 from flowledger.run.algorithms.value_loss import value_loss
 from flowledger.run.batches import CriticUpdate
-from flowledger.run.batching import Batches, MiniBatch
+from flowledger.run.batching import Batches, Indices, MiniBatch
 from flowledger.run.optimizer import adamw
+from flowledger.run.parallel import pipeline, schedules
 from flowledger.run.parallel.collectives import largest, total
 from flowledger.run.parallel.ranks import ALONE, Ranks
 from flowledger.run.parallel.sharded import cut
@@ -69,7 +70,7 @@ def load_critic(config: RunConfig, policy: models.Policy, ranks: Ranks = ALONE) 
     if config.actor.activation_checkpointing:
         models.recompute_activations(model.backbone)
     sizes = model.sizes
-    cut(model, ranks)
+    cut(model, ranks, settings.engine or config.actor.engine)
     return Critic(
         model=model,
         optimizer=adamw(model, config.optim, lr=settings.lr),
@@ -86,11 +87,15 @@ def values(*, critic: Critic, config: RunConfig, ranks: Ranks = ALONE, batches: 
     made = torch.zeros(columns["response_mask"].shape)
     if limits := settings.values_micro_batch or settings.micro_batch:  # no optimizer step cuts this pass
         batches = _split(critic, batches, columns, ranks, mini_batch_samples=len(made), limits=limits)
-    for samples in batches.micro_batches:
+
+    def one(samples: Indices) -> None:
         made[list(samples)] = values_micro_batch(
             model=critic.model, config=config, ranks=ranks, **rows_of(columns, samples)
         )
-    return made
+
+    for batch in batches.mini_batches:
+        schedules.each(one, batch.micro_batches, model=critic.model, config=config, ranks=ranks, columns=columns)
+    return schedules.from_last(made, ranks)
 
 
 @torch.no_grad()
@@ -163,22 +168,41 @@ def critic_mini_batch(
     totals = updates.mini_batch_totals(config, batch, columns["loss_mask"], ranks)
     samples = columns["sample_id"][list(batch.samples)]
     with finite.traced(who="critic", rate="critic.lr", model=critic.model, sample_id=samples):
-        made = [
-            critic_micro_batch(
-                model=critic.model, config=config, ranks=ranks, totals=totals, **rows_of(columns, samples)
-            )
-            for samples in batch.micro_batches
-        ]
+        made = critic_accumulate(critic=critic, config=config, ranks=ranks, totals=totals, batch=batch, columns=columns)
         clip = _settings(config).grad_clip
         grad_norm = updates.optimizer_step(model=critic.model, optimizer=critic.optimizer, ranks=ranks, grad_clip=clip)
-    sums = torch.stack([torch.stack([one.value_loss, one.clipped.sum()]) for one in made]).sum(0)
-    loss, clipped = total(sums, ranks.group("dp"))
+    sums = [torch.stack([one.value_loss, one.clipped.sum()]) for one in made]
+    added = torch.stack(sums).sum(0) if sums else torch.zeros(2)
+    loss, clipped = total(schedules.from_last(added, ranks), ranks.group("dp"))
     return CriticStep(
         value_loss=loss,
         grad_norm=grad_norm,
         clipped=clipped,
         tokens=totals.tokens,
     )
+
+
+def critic_accumulate(
+    *,
+    critic: Critic,
+    config: RunConfig,
+    ranks: Ranks = ALONE,
+    totals: Totals,
+    batch: MiniBatch,
+    columns: Columns,
+) -> list[CriticLoss]:
+    """Add up the gradient over micro-batches. Returns the loss of each; in a pipeline, on the last stage."""
+    made: list[CriticLoss] = []
+
+    def one(samples: Indices) -> Tensor:
+        rows = rows_of(columns, samples)
+        made.append(critic_micro_batch(model=critic.model, config=config, ranks=ranks, totals=totals, **rows))
+        return made[-1].value_loss
+
+    schedules.each(
+        one, batch.micro_batches, model=critic.model, config=config, ranks=ranks, columns=columns, learns=True
+    )
+    return made
 
 
 def critic_micro_batch(
@@ -196,7 +220,7 @@ def critic_micro_batch(
     values: Tensor,
     returns: Tensor,
 ) -> CriticLoss:
-    """Forward, loss, backward of one micro-batch. What it returns holds no graph."""
+    """Forward, loss, backward of one micro-batch. What it returns holds no graph, but in a pipeline the loss does."""
     new_values = value_model.token_values(
         model=model,
         ranks=ranks,
@@ -216,8 +240,11 @@ def critic_micro_batch(
         returns=returns,
         loss_mask=loss_mask,
     )
-    updates.micro_batch_backward(model=model, loss=made.value_loss)
-    return CriticLoss(value_loss=made.value_loss.detach(), loss_mat=made.loss_mat.detach(), clipped=made.clipped)
+    loss = made.value_loss
+    if pipeline.of(model) is None:
+        updates.micro_batch_backward(model=model, loss=loss)
+        loss = loss.detach()
+    return CriticLoss(value_loss=loss, loss_mat=made.loss_mat.detach(), clipped=made.clipped)
 
 
 def critic_loss(

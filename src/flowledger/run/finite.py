@@ -1,4 +1,7 @@
-"""Whom to blame where training meets a number that is not finite: what was made first comes first."""
+"""Whom to blame where training meets a number that is not finite: what was made first comes first.
+
+A rank looks at what it holds of a tensor. Where all of them are at the same point they tell each other what they found.
+"""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -8,6 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from flowledger.flow.errors import BadInput
+from flowledger.run.parallel import collectives
+from flowledger.run.parallel.ranks import ALONE, Ranks
+from flowledger.run.parallel.sharded import local
 
 SHOWN = 3  # parameters of a layer that a message names
 
@@ -32,11 +38,14 @@ def traced(*, who: str, rate: str, model: nn.Module, sample_id: Tensor) -> Itera
         raise BadInput(f"{who}, mini-batch of {samples}: {origin}; lower {rate} or check the rewards") from None
 
 
-def check_norm(model: nn.Module, norm: Tensor) -> None:
-    """Raise NotFinite where the norm [] of the model's gradients is not finite, naming the layer that met it first."""
+def check_norm(model: nn.Module, norm: Tensor, ranks: Ranks = ALONE) -> None:
+    """Raise NotFinite where the norm [] of the model's gradients is not finite, naming the layer that met it first.
+
+    The norm is that of all ranks, so all of them raise, and say the same.
+    """
     if torch.isfinite(norm):
         return
-    raise NotFinite(_gradients_not_finite(model) or _overflow(model, norm))
+    raise NotFinite(_gradients_not_finite(model, ranks) or _overflow(model, norm, ranks))
 
 
 def first_not_finite(inputs: Mapping[str, Tensor | None], mask: Tensor, sample_id: Tensor) -> str | None:
@@ -62,28 +71,29 @@ def _weights_not_finite(model: nn.Module) -> str | None:
     return f"the weights are not finite since an earlier optimizer step; {len(bad)} are not, the first is {bad[0]}"
 
 
-def _gradients_not_finite(model: nn.Module) -> str | None:
+def _gradients_not_finite(model: nn.Module, ranks: Ranks) -> str | None:
     """The layer that backward, which goes from the last to the first, met first.
 
     Within a layer the order is not known, so all of its parameters are candidates. A tied embedding counts as the input.
     """
-    bad = [name for name, weight in model.named_parameters() if weight.grad is not None and not _finite(weight.grad)]
+    mine = [name for name, weight in model.named_parameters() if weight.grad is not None and not _finite(weight.grad)]
+    largest = max(_largest(weight.detach()) for weight in model.parameters())
+    said = collectives.told((mine, largest), ranks.group("world"))  # by pipeline stage, as ranks are numbered
+    bad = list(dict.fromkeys(name for names, _ in said for name in names))
     if not bad:
         return None
     layer = _layer(bad[-1])
     names = [name.removeprefix(f"{layer}.") for name in bad if _layer(name) == layer]
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    largest = max(float(weight.detach().abs().max()) for weight in model.parameters())
     return (
         f"gradients of {len(bad)} parameters are not finite; backward met it first in {layer} "
-        f"({', '.join(names[:SHOWN])}{more}); the largest weight is {largest:.3g}"
+        f"({', '.join(names[:SHOWN])}{more}); the largest weight is {max(largest for _, largest in said):.3g}"
     )
 
 
-def _overflow(model: nn.Module, norm: Tensor) -> str:
-    largest, name = max(
-        (float(weight.grad.abs().max()), name) for name, weight in model.named_parameters() if weight.grad is not None
-    )
+def _overflow(model: nn.Module, norm: Tensor, ranks: Ranks) -> str:
+    mine = max((_largest(weight.grad), name) for name, weight in model.named_parameters() if weight.grad is not None)
+    largest, name = max(collectives.told(mine, ranks.group("world")))
     kind = str(norm.dtype).removeprefix("torch.")
     return f"every gradient is finite, but their norm overflows {kind}; the largest is {largest:.3g} in {name}"
 
@@ -95,4 +105,10 @@ def _layer(name: str) -> str:
 
 
 def _finite(tensor: Tensor) -> bool:
-    return bool(torch.isfinite(tensor).all())
+    return bool(torch.isfinite(local(tensor)).all())
+
+
+def _largest(tensor: Tensor) -> float:
+    """The largest magnitude in what this rank holds of a tensor; 0 where that is nothing."""
+    mine = local(tensor).detach()
+    return float(mine.abs().max()) if mine.numel() else 0.0

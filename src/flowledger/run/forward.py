@@ -14,7 +14,7 @@ from flowledger.flow.errors import BadInput
 from flowledger.run.causal_lm import unwrapped
 from flowledger.run.head import head_of, token_probs
 from flowledger.run.packing import pack
-from flowledger.run.parallel import sharded
+from flowledger.run.parallel import collectives, sharded
 from flowledger.run.parallel.ranks import ALONE, Ranks
 from flowledger.run.segments import segment_attention
 
@@ -48,7 +48,8 @@ def micro_batch_forward(
     """Log-prob and entropy of every response token under the distribution at `temperature`.
 
     full_sequence, attention_mask, position_ids [B_micro, S]; response_mask [B_micro, S_resp] covers the last columns.
-    `shared_prompts`: where packed, neighbours with the same prompt hold it once.
+    `shared_prompts`: where packed, neighbours with the same prompt hold it once, unless cp cuts samples. Ranks of cp and sp
+    get the same result, each the gradient of the tokens that it has. Raises BadInput where they share a padded batch.
     """
 
     def states_and_head(*sequences: Tensor) -> tuple[Tensor, ...]:
@@ -58,7 +59,7 @@ def micro_batch_forward(
         targets = full_sequence[:, -response_mask.shape[1] :][wanted]  # [T_resp]
         head = head_of(model)
         made = token_probs(hidden, targets, head, temperature, chunk_tokens, entropy_grad, sum_pi_squared)
-        return tuple(on_tokens(values, wanted) for values in made)  # each [B_micro, S_resp]
+        return tuple(on_tokens(values, wanted, ranks) for values in made)  # each [B_micro, S_resp]
 
     log_prob, entropy, *squares = sharded.within(
         model, states_and_head, full_sequence, attention_mask, position_ids, response_mask
@@ -138,10 +139,15 @@ def response_states(
 ) -> tuple[Tensor, Tensor]:
     """Hidden states [T_resp, H] just before each response token, and where those tokens stand [B_micro, S_resp].
 
-    What a head says of a state speaks of the next token: its log-prob, or what is still to come from there.
+    What a head says of a state speaks of the next token: its log-prob, or what is still to come from there. Of several
+    ranks that share the samples each has the states of its own tokens, and says where those stand.
     """
     if packed:
         return _packed(model, ids, mask, positions, response_mask, shared_prompts, ranks)
+    if (share := ranks.degree("tokens")) > 1:
+        raise BadInput(
+            f"actor.packed = false: mesh.cp*sp = {share} ranks share packed rows only; set actor.packed = true"
+        )
     return _padded(model, ids, mask, positions, response_mask)
 
 
@@ -155,15 +161,22 @@ def _packed(
     ranks: Ranks,
 ) -> tuple[Tensor, Tensor]:
     """Hidden states [T_resp, H] that predict the wanted tokens, and where those stand [B_micro, S_resp]."""
-    multiple = 1 if ranks.size == 1 else 2 * ranks.degree("tokens") * ranks.degree("tp")
-    packed = pack(ids, mask, positions, response_mask, shared_prompts=shared_prompts, multiple=multiple)
+    packed = pack(
+        ids,
+        mask,
+        positions,
+        response_mask,
+        shared_prompts=shared_prompts,
+        ranks=ranks,
+        sequence_parallel=getattr(model, "sequence_parallel", False),
+    )
     hidden = unwrapped(model).get_decoder()(
         input_ids=packed.ids,
         position_ids=packed.positions,
         attention_mask=ids.new_ones(1, 1, 1, 1, dtype=torch.bool),  # 4-D: passed on as it is, and not used
         segments=packed.segments,
         use_cache=False,
-    )[0][0]  # [T, H]
+    )[0][0]  # [T/(cp*sp), H]
     return hidden[packed.before], packed.wanted
 
 
@@ -178,6 +191,7 @@ def _padded(
     return hidden[:, -wanted.shape[1] - 1 : -1][wanted], wanted
 
 
-def on_tokens(values: Tensor, where: Tensor) -> Tensor:
-    """Values [T_resp] of response tokens at their places `where` [B_micro, S_resp]; 0 elsewhere."""
-    return torch.zeros(where.shape, dtype=values.dtype, device=values.device).masked_scatter(where, values)
+def on_tokens(values: Tensor, where: Tensor, ranks: Ranks = ALONE) -> Tensor:
+    """Values [T_resp] of response tokens at their places `where` [B_micro, S_resp], those of all ranks; 0 elsewhere."""
+    mine = torch.zeros(where.shape, dtype=values.dtype, device=values.device).masked_scatter(where, values)
+    return collectives.summed(mine, ranks.group("tokens"))

@@ -20,6 +20,7 @@ from flowledger.config.schema import Model
 from flowledger.flow.errors import BadInput
 from flowledger.flow.estimates import activation_bytes
 from flowledger.run import tiny, weight_files
+from flowledger.run.parallel import experts
 
 SMOLLM2 = "smollm2-135m"
 
@@ -37,7 +38,7 @@ ACTIVATION_FACTOR = 32.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A causal LM, its tokenizer, the tokens that end a response, and its sizes by symbol (H, L, A, K, D, F, V)."""
+    """A causal LM, its tokenizer, the tokens that end a response, and its sizes by symbol (H, L, A, K, D, F, V, and E)."""
 
     model: nn.Module
     tokenizer: Any  # a Hugging Face fast tokenizer
@@ -247,6 +248,7 @@ def settled(model: nn.Module) -> nn.Module:
 def _sizes(model: Any) -> dict[str, int]:
     config = model.config.get_text_config()
     hidden, heads = config.hidden_size, config.num_attention_heads
+    several = experts.count(model)
     return {
         "H": hidden,
         "L": config.num_hidden_layers,
@@ -255,6 +257,7 @@ def _sizes(model: Any) -> dict[str, int]:
         "D": getattr(config, "head_dim", None) or hidden // heads,
         "F": getattr(config, "intermediate_size", None) or 4 * hidden,
         "V": model.get_output_embeddings().weight.shape[0],
+        **({"E": several} if several else {}),
     }
 
 

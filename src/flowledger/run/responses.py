@@ -218,7 +218,7 @@ class Responses:
 
     def collect(self, metadata: list[tuple[int, int]]) -> Generated:
         """The responses, cut to the longest."""
-        width = max(1, *self.length.tolist())
+        width = max([1, *self.length.tolist()])
         written = (torch.arange(width, device=self.length.device) < self.length[:, None]).long()
         sampled = written.clone() if self.answers else written
         for index, spans in self.answers.items():

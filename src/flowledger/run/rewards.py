@@ -77,7 +77,7 @@ class Scorer:
         sample_id: Tensor,
     ) -> Rewards:
         """The rewards of B responses [B, S_resp], equally many to each of the problems, in their order."""
-        group_size = len(response_ids) // len(problems)
+        group_size = len(response_ids) // max(len(problems), 1)  # a rank may have none
         lengths = attention_mask[:, -response_ids.shape[1] :].sum(-1).tolist()  # responses are padded on the right
         written = [ids[:length] for ids, length in zip(response_ids.tolist(), lengths, strict=True)]
         return self.score(
@@ -160,7 +160,7 @@ class Scorer:
         return found
 
     def _fuse(self, per_token: Tensor, failures: Sequence[tuple[str, str] | None]) -> Rewards:
-        good = torch.tensor([failure is None for failure in failures])
+        good = torch.tensor([failure is None for failure in failures], dtype=torch.bool)
         per_token = torch.where(good[:, None, None], per_token, torch.zeros_like(per_token))
         weights = torch.tensor([component.weight for component in self.settings.components])
         token_level = torch.einsum("bns,n->bs", per_token, weights)

@@ -1,7 +1,8 @@
 """Attention over samples packed in one row without padding, where neighbours with the same prompt hold it once.
 
 A row [1, T] is cut into segments: a prompt, then its responses. The first sample of a segment is computed as it would be
-alone; each other response attends to that prompt and to itself. Short ones go together, as a rectangle.
+alone; each other response attends to that prompt and to itself. Short ones go together, as a rectangle. Ranks that share
+a row exchange heads for tokens, or pass keys and values around.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from flowledger.run.parallel import ring, ulysses
+from flowledger.run.parallel.slices import Shared
 
 TOGETHER = 256  # tokens of responses up to which one call with padding is faster than a call each
 
@@ -80,6 +84,7 @@ class Segments:
 
     rows: tuple[Segment, ...]
     masks: dict[int | None, Tensor] = field(default_factory=dict)  # by sliding window
+    shared: Shared | None = None  # where several ranks have slices of the row
 
     @property
     def pieces(self) -> list[int]:
@@ -125,25 +130,64 @@ def segment_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Causal attention within each sample of a packed row: query [1, A, T, D], key and value [1, K, T, D]."""
+    """Causal attention within each sample of a packed row: query [1, A, T, D], key and value [1, K, T, D].
+
+    Of a row that is shared these are the tokens of this rank. Returns what was found [1, T, A, D].
+    """
     if segments is None:
         return sdpa_attention_forward(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, scaling=scaling, sliding_window=sliding_window, **kwargs
         )
 
+    if segments.shared is None:
+        found = row_attention(query, key, value, segments, sliding_window, scaling)
+    else:
+        found = _shared_attention(query, key, value, segments, segments.shared, sliding_window, scaling)
+    return found.transpose(1, 2).contiguous(), None
+
+
+def _shared_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    segments: Segments,
+    shared: Shared,
+    window: int | None,
+    scaling: float | None,
+) -> Tensor:
+    """The same between ranks: each attends with all tokens of its heads, or those of its cp slice, and then gives back."""
+    group = shared.heads
+    key, value = ulysses.repeated(key, group), ulysses.repeated(value, group)
+    query, key, value = (ulysses.exchange(x=x, group=group, to="heads") for x in (query, key, value))
+    if shared.ring is not None:
+        found = ring.attend(query=query, key=key, value=value, ring=shared.ring, window=window, scale=scaling)
+    elif shared.slices.cp == 1:
+        found = row_attention(query, key, value, segments, window, scaling)
+    else:
+        order = shared.order.to(query.device)
+        inverse = order.argsort()
+        query, key, value = (x[:, :, inverse] for x in (query, key, value))
+        found = row_attention(query, key, value, segments, window, scaling)[:, :, order]
+    return ulysses.exchange(x=found, group=group, to="tokens")
+
+
+def row_attention(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, window: int | None, scaling: float | None
+) -> Tensor:
+    """Causal attention [1, A, T, D] within each sample of a whole row, piece by piece."""
+
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The last tokens of n sequences: q [n, A, S_q, D], k and v [n, K, S_k, D]."""
         queries, keys = q.shape[2], k.shape[2]
-        square = queries == keys and (sliding_window is None or keys <= sliding_window)
-        mask = None if square else segments.mask(sliding_window, q)[keys - queries : keys, :keys]
+        square = queries == keys and (window is None or keys <= window)
+        mask = None if square else segments.mask(window, q)[keys - queries : keys, :keys]
         return scaled_dot_product_attention(
             q, k, v, attn_mask=mask, is_causal=square, scale=scaling, enable_gqa=q.shape[1] != k.shape[1]
         )
 
     split = (torch.split(x, segments.pieces, 2) for x in (query, key, value))
     parts = zip(*split, strict=True)
-    found = [piece for segment in segments.rows for piece in _within(segment, parts, attend)]
-    return torch.cat(found, 2).transpose(1, 2).contiguous(), None
+    return torch.cat([piece for segment in segments.rows for piece in _within(segment, parts, attend)], 2)
 
 
 def _within(

@@ -4,7 +4,15 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from flowledger.config.schema import Tiny
 from flowledger.flow.errors import BadInput
@@ -27,13 +35,15 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )  # fmt: skip
 
 
-def causal_lm(sizes: Tiny) -> LlamaForCausalLM:
-    """A Llama of these sizes, its weights drawn from torch's current random state."""
-    return LlamaForCausalLM(config(sizes, vocabulary=256 + len(SPECIALS), pad_id=PAD)).to(torch.float32)
+def causal_lm(sizes: Tiny) -> PreTrainedModel:
+    """A Llama of these sizes, or a Qwen3-MoE where they name experts; weights drawn from torch's current random state."""
+    settings = config(sizes, vocabulary=256 + len(SPECIALS), pad_id=PAD)
+    kind = Qwen3MoeForCausalLM if sizes.experts else LlamaForCausalLM
+    return kind(settings).to(torch.float32)
 
 
-def config(sizes: Tiny | None = None, *, vocabulary: int, pad_id: int, **more: Any) -> LlamaConfig:
-    """The settings of a tiny Llama. Raises BadInput where a head has an odd size: rotary positions turn pairs."""
+def config(sizes: Tiny | None = None, *, vocabulary: int, pad_id: int, **more: Any) -> PreTrainedConfig:
+    """The settings of a tiny Llama or Qwen3-MoE. Raises BadInput where a head has an odd size: rotary positions turn pairs."""
     sizes = sizes or Tiny()
     head = sizes.hidden_size // sizes.heads
     if head % 2:
@@ -41,7 +51,12 @@ def config(sizes: Tiny | None = None, *, vocabulary: int, pad_id: int, **more: A
             f"model.tiny.hidden_size = {sizes.hidden_size} over heads = {sizes.heads} gives heads of size {head}; "
             f"it must be even, use hidden_size = {sizes.heads * (head + 1)}"
         )
-    return LlamaConfig(
+    mixture = {
+        "num_experts": sizes.experts, "num_experts_per_tok": sizes.experts_per_token, "norm_topk_prob": sizes.experts_per_token > 1,
+        "moe_intermediate_size": sizes.ffn_size,
+    }  # fmt: skip
+    kind, more = (Qwen3MoeConfig, mixture | more) if sizes.experts else (LlamaConfig, more)
+    return kind(
         vocab_size=vocabulary, hidden_size=sizes.hidden_size, num_hidden_layers=sizes.layers,
         num_attention_heads=sizes.heads, num_key_value_heads=sizes.kv_heads, intermediate_size=sizes.ffn_size,
         head_dim=head, max_position_embeddings=4096, tie_word_embeddings=True, use_cache=False,

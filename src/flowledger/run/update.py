@@ -17,8 +17,8 @@ from flowledger.run.algorithms.aggregation import Totals, totals_of
 from flowledger.run.batches import Update
 from flowledger.run.batching import Batches, Indices, MiniBatch, without
 from flowledger.run.correction import corrected
-from flowledger.run.parallel import sharded
-from flowledger.run.parallel.collectives import total
+from flowledger.run.parallel import pipeline, schedules, sharded
+from flowledger.run.parallel.collectives import told, total
 from flowledger.run.parallel.ranks import ALONE, Ranks
 from flowledger.run.parallel.rows import WHOLE, Rows
 from flowledger.run.sums import FirstPass, Sums
@@ -28,6 +28,7 @@ from flowledger.run.sums import FirstPass, Sums
 class MicroBatch:
     """What one micro-batch leaves behind."""
 
+    loss: Tensor  # [] without a graph, but in a pipeline, whose schedule starts the backward pass from it
     losses: Tensor  # [3] policy, KL and entropy loss
     new_log_prob: Tensor  # [B_micro, S_resp], without a graph
     loss_mask: Tensor  # [B_micro, S_resp], less what the loss itself rejected
@@ -68,6 +69,8 @@ def update(
             model=model, optimizer=optimizer, config=config, ranks=ranks, kl_coef=kl_coef, batches=batches,
             columns=columns, sums=sums,
         )  # fmt: skip
+    sums = told(sums, ranks.group("pp"))[-1]  # the last stage of a pipeline has seen the losses
+    first = sums.first
     metrics, correction = sums.metrics(ranks), config.algorithm.rollout_correction
     if first and old_log_prob is not None and correction.active:
         metrics |= corrected(
@@ -138,23 +141,46 @@ def mini_batch(
 ) -> Step | None:
     """Accumulate the gradient over micro-batches, then step once; None, and no step, where the loss rejected every token."""
     totals = mini_batch_totals(config, batch, columns["loss_mask"], ranks)
-    parts, left = [], []
     with finite.traced(who="policy", rate="optim.lr", model=model, sample_id=columns["sample_id"][list(batch.samples)]):
-        for samples in batch.micro_batches:
-            rows = rows_of(columns, samples)
-            made = micro_batch(
-                model=model, config=config, ranks=ranks, kl_coef=kl_coef, totals=totals, sums=sums, **rows
-            )
-            parts.append(made.losses)
-            left.append(made.loss_mask.any())
-            if sums.first is not None:
-                sums.first.add(samples, new_log_prob=made.new_log_prob, loss_mask=made.loss_mask)
-        if not int(total(torch.stack(left).sum(), ranks.group("dp"))):
+        made = accumulate(
+            model=model, config=config, ranks=ranks, kl_coef=kl_coef, totals=totals, batch=batch, columns=columns,
+            sums=sums,
+        )  # fmt: skip
+        left = torch.stack([one.loss_mask.any() for one in made]).sum() if made else torch.zeros((), dtype=torch.int64)
+        if not int(total(schedules.from_last(left, ranks), ranks.group("dp"))):
             optimizer.zero_grad(set_to_none=True)
             return None
         grad_norm = optimizer_step(model=model, optimizer=optimizer, ranks=ranks, grad_clip=config.actor.grad_clip)
-    policy_loss, kl_loss, entropy_loss = total(torch.stack(parts).sum(0), ranks.group("dp"))
+    losses = torch.stack([one.losses for one in made]).sum(0) if made else torch.zeros(3)
+    policy_loss, kl_loss, entropy_loss = total(schedules.from_last(losses, ranks), ranks.group("dp"))
     return Step(policy_loss=policy_loss, kl_loss=kl_loss, entropy_loss=entropy_loss, grad_norm=grad_norm)
+
+
+def accumulate(
+    *,
+    model: nn.Module,
+    config: RunConfig,
+    ranks: Ranks = ALONE,
+    kl_coef: float,
+    totals: Totals,
+    batch: MiniBatch,
+    columns: Columns,
+    sums: Sums,
+) -> list[MicroBatch]:
+    """Add up the gradient over micro-batches. Returns what each left behind; in a pipeline, on the last stage."""
+    made: list[MicroBatch] = []
+
+    def one(samples: Indices) -> Tensor:
+        rows = rows_of(columns, samples)
+        made.append(
+            micro_batch(model=model, config=config, ranks=ranks, kl_coef=kl_coef, totals=totals, sums=sums, **rows)
+        )
+        if sums.first is not None:
+            sums.first.add(samples, new_log_prob=made[-1].new_log_prob, loss_mask=made[-1].loss_mask)
+        return made[-1].loss
+
+    schedules.each(one, batch.micro_batches, model=model, config=config, ranks=ranks, columns=columns, learns=True)
+    return made
 
 
 def mini_batch_totals(config: RunConfig, batch: MiniBatch, loss_mask: Tensor, ranks: Ranks = ALONE) -> Totals:
@@ -184,7 +210,7 @@ def micro_batch(
     ref_log_prob: Tensor | None = None,
     rollout_is_weights: Tensor | None = None,
 ) -> MicroBatch:
-    """Forward, loss, backward of one micro-batch.
+    """Forward, loss, backward of one micro-batch; in a pipeline its last stage, and backward when the schedule says so.
 
     Without old_log_prob the policy has not moved since it sampled: its new log-probs are the old ones, the ratio is 1.
     """
@@ -215,10 +241,13 @@ def micro_batch(
         loss_mask=loss_mask,
         rollout_is_weights=rollout_is_weights,
     )
-    micro_batch_backward(model=model, loss=made.loss)
+    loss = made.loss
+    if pipeline.of(model) is None:
+        micro_batch_backward(model=model, loss=loss)
+        loss = loss.detach()
     sums.add(made, new.entropy, old, new.new_log_prob)
     parts = torch.stack([made.policy_loss, made.kl_loss, made.entropy_loss])
-    return MicroBatch(losses=parts, new_log_prob=new.new_log_prob.detach(), loss_mask=made.mask)
+    return MicroBatch(loss=loss, losses=parts, new_log_prob=new.new_log_prob.detach(), loss_mask=made.mask)
 
 
 def micro_batch_backward(*, model: nn.Module, loss: Tensor) -> None:
@@ -234,8 +263,8 @@ def optimizer_step(
     Raises NotFinite where it is not finite, before anything has moved.
     """
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
-    norm = sharded.gradient_norm(gradients, ranks)
-    finite.check_norm(model, norm)  # before clipping, which would multiply every gradient with what is not finite
+    norm = sharded.gradient_norm([p.grad for p in pipeline.counted(model) if p.grad is not None], ranks)
+    finite.check_norm(model, norm, ranks)  # before clipping: it would multiply every gradient with what is not finite
     if grad_clip:
         sharded.clip(gradients, grad_clip, norm)
     optimizer.step()
@@ -258,12 +287,16 @@ def log_probs(
     """
     names = ["new_log_prob", "entropy", *(["sum_pi_squared"] if sum_pi_squared else [])]
     made = {name: torch.zeros(columns["response_mask"].shape) for name in names}
-    for samples in batches.micro_batches:
+
+    def one(samples: Indices) -> None:
         rows = rows_of(columns, samples)
         part = log_prob_micro_batch(model=model, config=config, ranks=ranks, sum_pi_squared=sum_pi_squared, **rows)
         for name, tensor in made.items():
             tensor[list(samples)] = getattr(part, name)
-    return made
+
+    for batch in batches.mini_batches:
+        schedules.each(one, batch.micro_batches, model=model, config=config, ranks=ranks, columns=columns)
+    return {name: schedules.from_last(tensor, ranks) for name, tensor in made.items()}
 
 
 @torch.no_grad()

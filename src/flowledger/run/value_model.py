@@ -81,7 +81,7 @@ def token_values(
     """The value before each response token, float32 [B_micro, S_resp]; 0 where response_mask is 0.
 
     V_t is read at the token before t, as the policy's log-prob of t is. full_sequence, attention_mask, position_ids
-    [B_micro, S]; response_mask [B_micro, S_resp] covers the last columns.
+    [B_micro, S]; response_mask [B_micro, S_resp] covers the last columns. Ranks of cp and sp get the same values.
     """
 
     def states_and_head(*sequences: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def token_values(
             model, *sequences, packed=packed, shared_prompts=shared_prompts, ranks=ranks
         )
         values: Tensor = model.head(hidden)  # type: ignore[operator]  # [T_resp, 1]
-        return forward.on_tokens(values[:, 0].float(), wanted)
+        return forward.on_tokens(values[:, 0].float(), wanted, ranks)
 
     return sharded.within(model, states_and_head, full_sequence, attention_mask, position_ids, response_mask)
 

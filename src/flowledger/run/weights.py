@@ -4,9 +4,10 @@ import copy
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from flowledger.run.parallel import sharded
+from flowledger.run.parallel import pipeline, sharded
+from flowledger.run.parallel.collectives import sent
 from flowledger.run.parallel.ranks import ALONE, Ranks
 
 
@@ -27,15 +28,23 @@ class RolloutWeights:
         self.version += 1
         if self.shared:
             return None
-        mine = dict(self.model.named_parameters())
+        mine, theirs = dict(self.model.named_parameters()), dict(policy.named_parameters())
         moved, size = 0.0, 0.0
-        for name, part in policy.named_parameters():
-            if part.requires_grad:
-                theirs = sharded.whole(part)
-                moved += float((theirs - mine[name]).float().square().sum())
-                size += float(theirs.float().square().sum())
-                mine[name].copy_(theirs)
+        for name, place in pipeline.holders(policy).items():
+            weight = gather_one(name=name, part=theirs.get(name), like=mine[name], place=place, ranks=ranks)
+            moved += float((weight - mine[name]).float().square().sum())
+            size += float(weight.float().square().sum())
+            mine[name].copy_(weight)
         return (moved / size) ** 0.5 if size else 0.0
+
+
+def gather_one(*, name: str, part: Tensor | None, like: Tensor, place: int, ranks: Ranks = ALONE) -> Tensor:
+    """One tensor of the policy, whole on every rank: put together on the stage at `place` in pp, then sent to the others.
+
+    part: what this rank has of it; like: a tensor of its shape and dtype.
+    """
+    here = sharded.whole(part) if part is not None and place == ranks.at("pp") else like
+    return sent(here, place, ranks.group("pp"))
 
 
 def rollout_weights(policy: nn.Module, *, shared: bool) -> RolloutWeights:

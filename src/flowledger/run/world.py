@@ -64,6 +64,7 @@ class World:
 def build(config: RunConfig) -> World:
     """Build a run's world. Raises BadInput for whatever the configuration names and the machine does not have."""
     processes.check(config)
+    processes.start()
     ranks = join(config.mesh)
     checkpoints.check_room(config)
     abort = _abort_function(config.rollout.abort_function) if config.rollout.abort_function else None
@@ -82,6 +83,7 @@ def _build(
     torch.manual_seed(config.seed)
     source = prompts.open_source(config.data, seed=config.seed)
     policy = models.load_policy(config.model, seed=config.seed)
+    processes.check_model(config, policy.sizes)
     _check_stop_tokens(config, policy.sizes["V"])
     forward.use_segments(policy.model)
     actor = config.actor
@@ -93,9 +95,9 @@ def _build(
     decode.verify(weights.model)
     if config.actor.activation_checkpointing:
         models.recompute_activations(policy.model)
-    cut(policy.model, ranks)
+    cut(policy.model, ranks, config.actor.engine)
     if reference is not None and not reference.adapters_off:
-        cut(reference.model, ranks)
+        cut(reference.model, ranks, config.actor.engine)
     optimizer = adamw(policy.model, config.optim, lr=config.optim.lr)
     warmup = config.optim.warmup_steps
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / (warmup + 1)))

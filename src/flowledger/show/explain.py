@@ -14,11 +14,13 @@ from flowledger.flow.errors import BadInput, folded, nearest
 from flowledger.flow.kinds import KINDS
 from flowledger.flow.stages import Stage, stages
 from flowledger.flow.tensors import Form, Tensor, tensors
+from flowledger.show import explain_sequence
 from flowledger.show.explain_algorithms import algorithm_words, algorithms_of, facts_of
 from flowledger.show.languages import Language, said
 from flowledger.show.token_columns import MADE_BY_THE_LOSS
 from flowledger.tables import algorithms
 from flowledger.tables.metrics import Metric, find, metrics
+from flowledger.tables.operators import ASPECTS
 
 LABELS_ZH = {
     "purpose": "用途", "meaning": "含义", "forms": "形式", "dtype": "类型", "kind": "内存种类", "mask": "掩码",
@@ -31,6 +33,7 @@ LABELS_ZH = {
     "used_by": "用于", "columns": "账本列", "algorithms": "算法",
     "is": "属于", "formula": "公式", "source": "来源", "chosen_by": "由此选择", "grain": "粒度", "inputs": "输入",
     "to_tokens": "如何落到 token", "needs": "需要", "settings": "相关设置", "surprise": "须知",
+    **{aspect: zh for aspect, (_, zh) in ASPECTS.items() if aspect not in ("purpose", "mask")},
 }  # fmt: skip
 
 
@@ -73,6 +76,7 @@ def _meanings(name: str, lang: Language) -> list[dict[str, Any]]:
         ("kind", word in KINDS and _kind(word, lang)),
         ("column", word in MADE_BY_THE_LOSS and _column(word, lang)),
         ("metric", metric and _metric(metric, word, lang)),
+        ("comparison", folded(word) == folded(explain_sequence.NAME) and explain_sequence.facts(lang)),
         *((row.what, facts_of(row, word, lang)) for row in algorithms.find(word)),
     )
     return [facts for kind, facts in candidates if facts and asked in (None, kind)]
@@ -205,7 +209,7 @@ def _texts(key: str, value: Any, colon: str) -> Iterator[str]:
         yield from (_form_text(form) for form in value)
     elif key == "inputs":
         yield from (f"{one['tensor']}  {one['shape']}" for one in value)
-    elif key in ("needs", "algorithms"):
+    elif key in ("needs", "algorithms") or (key in ASPECTS and isinstance(value, dict)):
         yield from (
             f"{word}{colon}{text if isinstance(text, str) else ', '.join(text)}" for word, text in value.items()
         )
@@ -243,4 +247,5 @@ def _spelt(word: str) -> str:
 def _words() -> list[str]:
     aliases = [alias for row in tensors().values() for alias in row.aliases]
     columns = [*MADE_BY_THE_LOSS, *(row.token_column for row in tensors().values() if row.token_column)]
-    return [*tensors(), *stages(), *SYMBOLS, *KINDS, *metrics(), *aliases, *columns, *algorithm_words()]
+    more = (*aliases, *columns, *algorithm_words(), explain_sequence.NAME)
+    return [*tensors(), *stages(), *SYMBOLS, *KINDS, *metrics(), *more]

@@ -95,6 +95,17 @@ TABLES: dict[str, Spec] = {
         ),
         section="step",
     ),
+    "balance": Spec(
+        "FROM balance_at({step})",
+        (
+            Column("step", form="count"), Column("stage"), Column("rank", form="count"),
+            Column("samples", form="count"), Column("tokens", form="count"),
+            Column("length_squares", "Σlen²", "count"), Column("longest", form="count"),
+            Column("micro_batches", "micro-batches", "count"), Column("seconds", "time", "seconds"),
+            Column("comm_seconds", "in collectives", "seconds"), Column("process", wide=True),
+        ),
+        section="step", has_step=False,
+    ),
     "metrics": Spec(
         "FROM metrics_by_step",
         (
@@ -141,7 +152,8 @@ TABLES: dict[str, Spec] = {
 def table(ledger: Ledger, name: str, *, step: int | None = None, stage: str | None = None) -> Table:
     """One table of a run. Raises BadInput for an unknown table or stage, or a step that the run does not have."""
     if name not in TABLES:
-        raise BadInput(f"no table is called {name!r}; there are {', '.join(TABLES)}{nearest(name, TABLES)}")
+        known = (*TABLES, "mesh")  # which `show.mesh` makes
+        raise BadInput(f"no table is called {name!r}; there are {', '.join(known)}{nearest(name, known)}")
     spec = TABLES[name]
     if stage is not None:
         known_stage(stage)

@@ -115,6 +115,8 @@ def _columns(table: Table, rows: list[Any], screen: Console, wide: bool) -> list
         "mask_fits",
         "accesses",
     } | {column.name for column in table.columns if column.name.endswith("_min")}
+    if table.name == "mesh":  # it has such columns of its own, and they are what it is about
+        hidden = set()
     if table.name == "findings" and screen.width < ROOMY:  # JSON and CSV have them; here the message needs the room
         hidden |= {"severity", "order", "position", "scope", "evidence", "fix", "confidence"}
     shown = [column for column in table.columns if column.name not in hidden and (wide or not column.wide)]

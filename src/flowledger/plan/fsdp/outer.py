@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from flowledger.plan.fsdp.traffic import Traffic
 from flowledger.plan.fsdp.units import Unit, joined, outer_units
 from flowledger.plan.job import Job
-from flowledger.plan.logits import inside
+from flowledger.plan.logits import inside, is_own
 
 FOREVER = 10**8
 
@@ -51,7 +51,8 @@ class Outer:
     def gives_back(self) -> bool:
         """Whether what the head needs is given back after forward: where a framework asks for it of each unit it makes."""
         engine = self.job.engine
-        return engine.strategy == "fsdp2" and engine.outside in ("head", "embedding") and engine.reshard_after_forward
+        asked = engine.outside in ("head", "embedding") or is_own(engine)
+        return engine.strategy == "fsdp2" and asked and engine.reshard_after_forward
 
     @property
     def regathers(self) -> bool:

@@ -98,6 +98,7 @@ def flags(job: Job) -> set[str]:
         "tp": job.mesh.tp > 1,
         "cp": job.mesh.cp > 1,
         "segments": is_packed_loop(engine),
+        "grouped": is_loop(engine),
     }
     return {name for name, holds in held.items() if holds} | _shapes(job)
 
@@ -122,11 +123,16 @@ def _shapes(job: Job) -> set[str]:
     return {name for name, holds in held.items() if holds}
 
 
-def is_packed_loop(engine: Engine) -> bool:
-    """flowledger's own loop, which attends to one packed segment after another and joins them."""
+def is_loop(engine: Engine) -> bool:
+    """flowledger's own loop; Hugging Face computes its experts all at once there."""
     logits = engine.logits
     own = engine.attention == "sdpa" and logits.dtype == "float32" and logits.temperature_copy
-    return own and engine.packed and not logits.upcast
+    return own and not logits.upcast
+
+
+def is_packed_loop(engine: Engine) -> bool:
+    """The same with packed rows: it attends to one segment after another and joins them."""
+    return is_loop(engine) and engine.packed
 
 
 def repeats_keys(job: Job) -> bool:

@@ -12,6 +12,7 @@ from flowledger.plan.fsdp.state import SHARDED, grad_bytes, grad_itemsize, keeps
 from flowledger.plan.fsdp.symbols import computes_in
 from flowledger.plan.fsdp.units import Unit
 from flowledger.plan.job import ITEMSIZE, Job
+from flowledger.plan.logits import is_own
 from flowledger.plan.timeline import Live
 from flowledger.tables.constants import constant
 
@@ -40,9 +41,21 @@ class Traffic:
         """Whether a gather writes a buffer of its own first."""
         return self.fsdp2 and self.job.shard > 1
 
+    @property
+    def gloo(self) -> bool:
+        """Whether the backend takes what it moves once more for a moment; gloo does (torch 2.13, seen by its profiler)."""
+        return self.copies and self.job.device is None and is_own(self.job.engine)
+
     def bytes_of(self, unit: Unit) -> int:
         """A whole unit in the compute dtype."""
         return unit.gathered * computes_in(self.job.engine)
+
+    def moved(self, unit: Unit) -> int:
+        """Bytes that a gather of a unit fills: experts of which no other rank has a shard stay where they are."""
+        mesh = self.job.mesh
+        alone = mesh.ep > 1 and self.job.shard <= mesh.ep
+        here = unit.steps.get("experts", 0) if alone else 0
+        return self.bytes_of(unit) - here * computes_in(self.job.engine)
 
     def add(self, name: str, kind: str, size: int, born: int, dies: int, label: str, formula: str) -> None:
         if size > 0:
@@ -64,7 +77,7 @@ class Traffic:
         """The gather's own output buffer, before it is copied out."""
         if self.copies:
             self.add(
-                "comm_buffer", "comm_buffer", self.bytes_of(unit), born, dies, f"{unit.name}: output of the gather",
+                "comm_buffer", "comm_buffer", self.moved(unit), born, dies, f"{unit.name}: output of the gather",
                 "elements * compute itemsize",
             )  # fmt: skip
 
@@ -72,9 +85,15 @@ class Traffic:
         """A gather that was issued before its unit's turn."""
         if self.gathers and self.job.shard > 1:
             self.add(
-                "comm_buffer", "comm_buffer", self.bytes_of(unit), born, dies, f"{unit.name}: gathered ahead",
+                "comm_buffer", "comm_buffer", self.moved(unit), born, dies, f"{unit.name}: gathered ahead",
                 "elements * compute itemsize",
             )  # fmt: skip
+            self.backend(unit, self.moved(unit), born)
+
+    def backend(self, unit: Unit, size: int, at: int) -> None:
+        """The backend's own copy of what moves."""
+        if self.gloo:
+            self.add("comm_buffer", "comm_buffer", size, at, at, f"{unit.name}: copy inside gloo", "as what it moves")
 
     def gradient(self, unit: Unit, step: str, elements: int, born: int) -> None:
         """A gradient of whole weights, from the step that makes it to the unit's reduction."""
@@ -90,6 +109,7 @@ class Traffic:
         self.unsharded = [one for one in self.unsharded if one[0] not in unit.parts]
         self.settle(at - 1)
         wide = (unit.trained - (unit.away if self.job.engine.lora is None else 0)) * self._reduced_in()
+        self.backend(unit, wide, at + 1)  # to add to, once the whole gradients are gone
         if self.fsdp2:
             self.pending = (wide, at, f"{unit.name}: input of the reduce-scatter")
         elif self._reduced_in() != computes_in(self.job.engine):

@@ -5,13 +5,13 @@ from dataclasses import replace
 from flowledger.plan.fsdp.forward import Forward
 from flowledger.plan.fsdp.layers import backward, forward
 from flowledger.plan.fsdp.outer import Moments
+from flowledger.plan.fsdp.pipeline import add_others
 from flowledger.plan.fsdp.sac import kept_outputs
 from flowledger.plan.fsdp.state import SPLITS_GRADS, grad_itemsize, step_temporary_bytes
 from flowledger.plan.fsdp.symbols import computes_in, is_autocast
 from flowledger.plan.fsdp.traffic import buckets
 from flowledger.plan.fsdp.units import Unit, gradient_shares, is_first, is_last
-from flowledger.plan.job import ITEMSIZE
-from flowledger.plan.logits import WITH_ITS_NAME, inside, written
+from flowledger.plan.logits import WITH_ITS_NAME, inside
 from flowledger.plan.timeline import Live
 
 OPTIMIZER = "optimizer/step"
@@ -159,6 +159,8 @@ class Write(Forward):
             at = self.clock.tick(f"backward/{unit.name}/reduce")
             self.traffic.reduce(unit, at)
             self.ends.append((unit, at))
+            if self.traffic.gloo:
+                self.clock.tick(f"backward/{unit.name}/reduced")
 
     def _embedding(self) -> None:
         """The embedding's gradient is as large as the embedding, whatever few of its rows were read."""
@@ -217,30 +219,6 @@ class Write(Forward):
             replace(one, dies=self.over) if one.name == "logits" and one.dies == WITH_ITS_NAME else one
             for one in self.run.lives
         ]
-        self._in_flight(last)
+        add_others(self.run, self.begun, last)
         trained = sum(unit.trained for unit in self.units)
         return [*self.run.lives, *self.traffic.lives, *buckets(self.job, trained, last)]
-
-    def _in_flight(self, last: int) -> None:
-        """A pipeline stage keeps the activations of micro-batches that are still on their way through later stages.
-
-        1F1B (torch.distributed.pipelining): min(micro-batches, pp - rank) at once, this one among them.
-        """
-        job = self.job
-        others = min(job.micro_batches, job.mesh.pp - job.pp_rank) - 1
-        if others > 0 and job.gradients:
-            waiting = [one for one in self.run.lives if one.kind == "activation" and one.born < self.begun <= one.dies]
-            size = others * sum(one.bytes for one in waiting if not one.host)
-            label = f"activations of {others} more micro-batches in flight"
-            self.run.add("activations", size, 0, last, label, formula="(min(m, pp - rank) - 1) * activations")
-        if job.mesh.pp > 1 and is_last(job) and job.head == "lm" and job.gradients:
-            self._outputs(last)
-
-    def _outputs(self, last: int) -> None:
-        """The last stage hands its caller the outputs of all micro-batches together: they stay until the step ends."""
-        job = self.job
-        recast = job.engine.logits.dtype == "float32" and not job.engine.logits.upcast
-        itemsize = ITEMSIZE["float32"] if recast else written(job.engine)
-        size = itemsize * job.local_tokens * -(-job.architecture.vocab // job.mesh.tp) * (job.micro_batches - 1)
-        label, source = "logits of earlier micro-batches", "torch/distributed/pipelining/stage.py output_chunks"
-        self.run.add("logits", size, 0, last, label, kind="temporary", formula="(m - 1)*T*V*e", source=source)

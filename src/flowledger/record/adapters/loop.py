@@ -82,6 +82,18 @@ PROBES: tuple[Probe, ...] = (
         args={"sample_id": "sample_id", "attention_mask": "attention_mask", "loss_mask": "loss_mask"},
     ),
     Probe(
+        stage="balance",
+        target="flowledger.run.parallel.rows:exchanged",
+        scope="call",
+        results={
+            name: name
+            for name in (
+                "full_sequence", "attention_mask", "position_ids", "response_mask", "loss_mask", "rollout_log_prob",
+                "token_level_reward", "reward_components", "sample_id", "group_id",
+            )
+        },
+    ),
+    Probe(
         stage="old_log_prob",
         target="flowledger.run.stages:old_log_prob",
         args={**_SEQUENCES, "model": "params"},
@@ -276,6 +288,20 @@ PROBES: tuple[Probe, ...] = (
             "clipped": "@token:clipped",
             "loss_share": "@token:loss_share",
         },
+    ),
+    Probe(
+        stage=None,
+        target="flowledger.run.parallel.schedules:stage_forward",
+        phase="forward",
+        scope="call",
+        args={"micro_batch": "@micro_batch"},
+    ),
+    Probe(
+        stage=None,
+        target="flowledger.run.parallel.schedules:stage_backward",
+        phase="backward",
+        scope="call",
+        args={"micro_batch": "@micro_batch"},
     ),
     Probe(
         stage=None,

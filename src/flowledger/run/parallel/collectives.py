@@ -71,6 +71,11 @@ def copied(x: Tensor, group: Group) -> Tensor:
     return x if group.alone else _Copied.apply(x, group)  # type: ignore[no-untyped-call]  # torch's own
 
 
+def carried(x: Tensor, counts: Sequence[int], arriving: Sequence[int], group: Group) -> Tensor:
+    """`spread`, with a gradient: that of each row travels back to where the row came from."""
+    return x if group.alone else _Carried.apply(x, counts, arriving, group)  # type: ignore[no-untyped-call]  # torch's own
+
+
 class _Summed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
@@ -90,6 +95,17 @@ class _Copied(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         return total(grad, ctx.group), None
+
+
+class _Carried(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, counts: Sequence[int], arriving: Sequence[int], group: Group) -> Tensor:
+        ctx.way = arriving, counts, group
+        return spread(x, counts, arriving, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        return spread(grad, *ctx.way), None, None, None
 
 
 def _reduced(x: Tensor, group: Group, how: Any) -> Tensor:

@@ -1,12 +1,20 @@
 """The processes of a run: whether there are as many as the mesh asks for, and their default group."""
 
 import os
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from flowledger.config import shards
 from flowledger.config.schema import RunConfig
-from flowledger.flow.errors import BadInput, nearest_divisor
+
+# A collective waits this long for its slowest rank, such as one whose samples are longer in rollout. What has really
+# ended is noticed by `watch` within seconds.
+TIMEOUT = timedelta(minutes=30)
+BACKENDS = "cpu:gloo,cuda:nccl"  # where every process of this machine has a GPU
 
 
 def world() -> int:
@@ -15,31 +23,44 @@ def world() -> int:
 
 
 def check(config: RunConfig) -> None:
-    """Raise BadInput where the mesh does not fit the processes, the batch or the model."""
-    mesh, size = config.mesh, world()
-    if mesh.dp * mesh.model != size:
-        degrees = "*".join(f"{axis} {getattr(mesh, axis)}" for axis in ("dp", "tp", "pp", "cp", "sp"))
-        raise BadInput(
-            f"mesh {degrees} = {mesh.dp * mesh.model} ranks ({config.source_of('mesh')}), and there "
-            f"{'is 1 process' if size == 1 else f'are {size} processes'}; use --nproc {mesh.dp * mesh.model}"
-        )
-    if mesh.dp % mesh.ep:
-        raise BadInput(
-            f"mesh.ep = {mesh.ep} does not divide mesh.dp = {mesh.dp}; use {nearest_divisor(mesh.ep, of=mesh.dp)}"
-        )
-    if config.mini_batch_samples % mesh.dp:
-        raise BadInput(
-            f"mini-batches of {config.mini_batch_samples} samples are not divisible by mesh.dp = {mesh.dp}; "
-            f"use mesh.dp = {nearest_divisor(mesh.dp, of=config.mini_batch_samples)}"
-        )
+    """Raise BadInput where the mesh does not fit the processes, the batch or, as far as it is known, the model."""
+    shards.check(config, world())
+
+
+def check_model(config: RunConfig, sizes: Mapping[str, int]) -> None:
+    """Raise BadInput where the mesh cannot cut a model of these sizes (by symbol: L, A, K, F, E)."""
+    shards.check_sizes(config, sizes)
 
 
 def start() -> None:
-    """Make the default process group from torchrun's environment: nccl where every process has a GPU, else gloo."""
+    """Make the default process group from torchrun's environment, unless there is one or nobody to talk to."""
     if world() == 1 or dist.is_initialized():
         return
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-        dist.init_process_group("nccl")
-    else:
-        dist.init_process_group("gloo")
+    each_has_one = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
+    if each_has_one:
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group(BACKENDS if each_has_one else "gloo", timeout=TIMEOUT)
+
+
+def end() -> None:
+    """Leave the default process group."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def agreed(value: Any) -> Any:
+    """What rank 0 says, on all ranks."""
+    if world() == 1:
+        return value
+    said = [value]
+    dist.broadcast_object_list(said, src=0)
+    return said[0]
+
+
+def everyone(value: Any) -> list[Any]:
+    """What each rank says, in their order."""
+    if world() == 1:
+        return [value]
+    said: list[Any] = [None] * world()
+    dist.all_gather_object(said, value)
+    return said

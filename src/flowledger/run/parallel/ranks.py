@@ -7,6 +7,7 @@ every one holds other experts; `edp` is what dp leaves (dp = edp*ep).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
+from typing import Literal
 
 import torch
 import torch.distributed as dist
@@ -61,6 +62,8 @@ class Ranks:
     meshes: Mapping[str, DeviceMesh] = field(default_factory=dict)  # of each group, in one dimension
     groups: Mapping[str, Group] = field(default_factory=lambda: {name: Group(name) for name in GROUPS})
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    cp_kind: Literal["ring", "all_to_all"] = "ring"  # how ranks of cp attend together
+    vpp: int = 1  # chunks of layers that one rank of pp has
 
     def group(self, name: str) -> Group:
         """One of GROUPS."""
@@ -110,7 +113,10 @@ def join(mesh: Mesh) -> Ranks:
         name: mesh_of_all[axes] if len(axes) == 1 else mesh_of_all[axes]._flatten(name) for name, axes in GROUPS.items()
     }
     groups = {name: _group(name, axes, degrees, rank, meshes[name]) for name, axes in GROUPS.items()}
-    return Ranks(rank=rank, size=size, degrees=degrees, mesh=mesh_of_all, meshes=meshes, groups=groups, device=device)
+    return Ranks(
+        rank=rank, size=size, degrees=degrees, mesh=mesh_of_all, meshes=meshes, groups=groups, device=device,
+        cp_kind=mesh.cp_kind, vpp=mesh.vpp,
+    )  # fmt: skip
 
 
 def _group(name: str, axes: Sequence[str], degrees: Mapping[str, int], rank: int, mesh: DeviceMesh) -> Group:

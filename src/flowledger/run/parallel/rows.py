@@ -77,22 +77,23 @@ def rows_of(taken: Sequence[Indices], ranks: Ranks) -> Rows:
     return Rows(group=group, samples=torch.tensor(taken[group.at]), order=joined.argsort())
 
 
-def moved(columns: Columns, taken: Sequence[Indices], total: int, ranks: Ranks) -> dict[str, Tensor]:
-    """Each column [n, ...], cut as `part_of` cuts `total` rows, as the rows [B/dp, ...] of this rank.
+def moved(columns: Columns, taken: Sequence[Indices], group_size: int, ranks: Ranks) -> dict[str, Tensor]:
+    """Each column [n, ...] of what this rank has sampled as the rows [B/dp, ...] that it trains on.
 
-    Every rank sends to every other what its data-parallel rank has taken of its rows: one all-to-all a column.
+    taken: the samples of each data-parallel rank; group_size: samples of one prompt, which one rank has sampled. Every
+    rank sends to every other what its data-parallel rank has taken of its rows: one all-to-all a column.
     """
     if ranks.size == 1:
         return dict(columns)
-    return exchanged(columns=columns, taken=taken, total=total, ranks=ranks)
+    return exchanged(columns=columns, taken=taken, group_size=group_size, ranks=ranks)
 
 
-def exchanged(*, columns: Columns, taken: Sequence[Indices], total: int, ranks: Ranks) -> dict[str, Tensor]:
+def exchanged(*, columns: Columns, taken: Sequence[Indices], group_size: int, ranks: Ranks) -> dict[str, Tensor]:
     """`moved` between ranks."""
-    world, here = ranks.group("world"), part_of(total, ranks)
-    each = len(part_of(total, Ranks(rank=0, size=ranks.size)))
-    wanted = [taken[to] for to in dp_of_ranks(ranks)]
-    sending = [[sample for sample in sorted(samples) if sample in here] for samples in wanted]
+    world, prompts = ranks.group("world"), sum(len(samples) for samples in taken) // group_size
+    own, each = part_of(prompts, ranks), len(part_of(prompts, Ranks(rank=0, size=ranks.size))) * group_size
+    here = range(own.start * group_size, own.stop * group_size)
+    sending = [[sample for sample in sorted(taken[dp]) if sample in here] for dp in dp_of_ranks(ranks)]
     mine = taken[ranks.at("dp")]
     arriving = [0] * world.size
     for sample in mine:

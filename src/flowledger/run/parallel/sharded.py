@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-from torch.distributed.tensor import DTensor
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, Replicate
 
+from flowledger.config.engine import Engine
 from flowledger.run.causal_lm import layers_of
 from flowledger.run.parallel import collectives, experts, pipeline, tensor
 from flowledger.run.parallel.ranks import Ranks
@@ -21,13 +22,16 @@ from flowledger.run.parallel.ranks import Ranks
 T = TypeVar("T")
 
 
-def cut(model: nn.Module, ranks: Ranks) -> None:
-    """Cut a model over the mesh, in place: layers, experts, linear weights, then what is left of each parameter."""
+def cut(model: nn.Module, ranks: Ranks, engine: Engine | None = None) -> None:
+    """Cut a model over the mesh, in place: layers, experts, linear weights, then what is left of each parameter.
+
+    Raises BadInput where the model cannot be cut so.
+    """
     if ranks.size == 1:
         return
-    pipeline.cut(model, ranks)
+    pipeline.cut(model, ranks, engine)
     experts.cut(model, ranks)
-    tensor.cut(model, ranks)
+    tensor.cut(model, ranks, sequence_parallel=engine is not None and engine.sequence_parallel)
     mesh = ranks.submesh("shards")
     if mesh is None:
         return
@@ -58,8 +62,12 @@ def local(x: Tensor) -> Tensor:
 
 
 def whole(x: Tensor) -> Tensor:
-    """A tensor put together from the shards of all ranks that hold one."""
-    return x.full_tensor() if isinstance(x, DTensor) else x
+    """A tensor put together from the shards of all ranks that hold one: FSDP's first, it has cut what others left."""
+    if not isinstance(x, DTensor):
+        return x
+    for axis in range(x.device_mesh.ndim):  # one by one: at once, torch warns that they are two gathers
+        x = x.redistribute(placements=[*[Replicate()] * (axis + 1), *x.placements[axis + 1 :]])
+    return x.full_tensor()
 
 
 def everywhere(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
@@ -69,10 +77,11 @@ def everywhere(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]
 
 
 def gradient_norm(gradients: Sequence[Tensor], ranks: Ranks) -> Tensor:
-    """The 2-norm [] of gradients over all ranks, each element counted once."""
+    """The 2-norm [] of gradients over all ranks, each element counted once; summed in float32 where there are several."""
     if ranks.size == 1:
         return torch.nn.utils.get_total_norm(gradients)
-    squares = torch.stack([torch.linalg.vector_norm(local(grad)).square() / _copies(grad, ranks) for grad in gradients])
+    norms = [torch.linalg.vector_norm(local(grad), dtype=torch.float32) for grad in gradients]
+    squares = torch.stack([norm.square() / _copies(grad, ranks) for norm, grad in zip(norms, gradients, strict=True)])
     return collectives.total(squares.sum(), ranks.group("world")).sqrt()
 
 
@@ -90,9 +99,3 @@ def _copies(grad: Tensor, ranks: Ranks) -> int:
         sizes = zip(grad.device_mesh.mesh.shape, grad.placements, strict=True)
         owners = math.prod(size for size, placement in sizes if not placement.is_replicate())
     return ranks.size // (owners * ranks.degree("pp"))
-
-
-def reshard(model: nn.Module) -> None:
-    """Drop parameters that are still whole from a forward pass without a backward one."""
-    if isinstance(model, FSDPModule):
-        model.reshard()

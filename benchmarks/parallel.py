@@ -1,0 +1,147 @@
+"""Does a step on any mesh give the numbers of one process, and does each rank hold what the plan says?
+
+    python benchmarks/parallel.py [--quick] [--only NAME …] [--json]
+
+Each combination runs one RL step twice on forked gloo ranks: for its losses, gradients and weights, against the same
+step on one process; and recorded, for the shapes that each rank held and its peak of live bytes, against the plan.
+--quick takes the combinations of two processes. Exit code 1 where a combination misses a bar.
+"""
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import equality
+import forked
+import peaks_agree
+import shapes_agree
+import torch
+from combinations import COMBINATIONS, LR, Combination, config
+
+from flowledger.config.schema import RunConfig
+
+LOSS, GRAD, WEIGHT_OVER_LR, PEAK = 1e-5, 1e-5, 1e-2, 0.02  # bars
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What one combination came to; the worst of its ranks."""
+
+    name: str
+    processes: int
+    loss: float
+    grad: float
+    weight_over_lr: float
+    step_s: float
+    shapes: int  # recorded local shapes that were compared
+    shapes_wrong: int
+    peak: float  # |recorded / planned - 1| of the peak live bytes
+    peak_bytes: tuple[int, ...]  # recorded, by rank
+    planned_bytes: tuple[int, ...]
+
+    @property
+    def missed(self) -> list[str]:
+        """What is beyond its bar."""
+        bars = {"loss": LOSS, "grad": GRAD, "weight_over_lr": WEIGHT_OVER_LR, "shapes_wrong": 0, "peak": PEAK}
+        return [name for name, bar in bars.items() if not getattr(self, name) <= bar]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run, print a line for each combination and, last, the key figures."""
+    asked = _asked(arguments)
+    torch.set_num_threads(1)
+    chosen = [
+        one for one in COMBINATIONS
+        if (one.name in asked.only if asked.only else not asked.quick or one.processes == 2)
+    ]  # fmt: skip
+    rows: list[Row] = []
+    for processes in sorted({one.processes for one in chosen}):
+        rows += measured([one for one in chosen if one.processes == processes], processes)
+    if asked.json:
+        print(json.dumps(summary(rows)))
+    return 1 if any(row.missed for row in rows) else 0
+
+
+def measured(chosen: Sequence[Combination], processes: int) -> list[Row]:
+    """The rows of combinations of equally many processes: one group of ranks goes through all of them."""
+    configs = [config(one.changes, one.mesh) for one in chosen]
+    plain = [config(one.changes) for one in chosen]
+    alone = {text: equality.step(one) for text, one in {one.model_dump_json(): one for one in plain}.items()}
+    traces = forked.ranks(processes, _steps, configs, timeout_s=900)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [Path(folder) / f"run-{index}" for index in range(len(chosen))]
+        forked.ranks(processes, _recorded, configs, paths, timeout_s=900)
+        for index, one in enumerate(chosen):
+            gaps = [equality.gap(alone[plain[index].model_dump_json()], rank[index][0], LR) for rank in traces]
+            agreed = shapes_agree.compare(paths[index])
+            peaks = peaks_agree.compare(paths[index])
+            row = Row(
+                name=one.name, processes=processes, loss=max(gap.loss for gap in gaps),
+                grad=max(gap.grad for gap in gaps), weight_over_lr=max(gap.weight_over_lr for gap in gaps),
+                step_s=max(rank[index][1] for rank in traces), shapes=agreed.compared, shapes_wrong=len(agreed.wrong),
+                peak=max(abs(peak.recorded / peak.planned - 1) for peak in peaks),
+                peak_bytes=tuple(peak.recorded for peak in peaks), planned_bytes=tuple(peak.planned for peak in peaks),
+            )  # fmt: skip
+            rows.append(row)
+            print(_line(row), flush=True)
+            for wrong in agreed.wrong[:3]:
+                print(f"    {wrong}", flush=True)
+    return rows
+
+
+def _steps(configs: Sequence[RunConfig]) -> list[tuple[equality.Trace, float]]:
+    """On one rank: the trace and the seconds of each configuration."""
+    made = []
+    for one in configs:
+        trace = equality.step(one)
+        made.append((trace, trace.metrics["step_time_s"]))
+    return made
+
+
+def _recorded(configs: Sequence[RunConfig], paths: Sequence[Path]) -> None:
+    """On one rank: each configuration, recorded operator by operator into a run of its own."""
+    for one, path in zip(configs, paths, strict=True):
+        shapes_agree.record(one, path)
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """The key figures."""
+    return {
+        "combinations": [asdict(row) | {"missed": row.missed} for row in rows],
+        "worst_loss": max(row.loss for row in rows),
+        "worst_grad": max(row.grad for row in rows),
+        "worst_weight_over_lr": max(row.weight_over_lr for row in rows),
+        "shapes_wrong": sum(row.shapes_wrong for row in rows),
+        "worst_peak": max(row.peak for row in rows),
+    }
+
+
+def _line(row: Row) -> str:
+    peaks = ", ".join(
+        f"{recorded / 2**20:.2f}/{planned / 2**20:.2f}"
+        for recorded, planned in zip(row.peak_bytes, row.planned_bytes, strict=True)
+    )
+    return (
+        f"{row.name:28} loss {row.loss:.1e}  grad {row.grad:.1e}  weights {row.weight_over_lr:.1e}·lr  "
+        f"shapes {row.shapes - row.shapes_wrong}/{row.shapes}  step {row.step_s:.2f} s  "
+        f"peak {100 * row.peak:.1f} % (recorded/planned MiB: {peaks})"
+        + (f"  MISSED {', '.join(row.missed)}" if row.missed else "")
+    )
+
+
+def _asked(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="the combinations of two processes")
+    parser.add_argument("--only", nargs="*", default=[], choices=[one.name for one in COMBINATIONS], metavar="NAME")
+    parser.add_argument("--json", action="store_true", help="the key figures as one last line")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,308 @@
+"""Every shape that a rank has recorded, beside the one that was planned for it, for the lengths that the run came to."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from flowledger.cli import recorded
+from flowledger.config.foreign import Reading
+from flowledger.config.schema import RunConfig
+from flowledger.ledger.assemble import meshes_of
+from flowledger.ledger.directory import open_run
+from flowledger.ledger.reader import Ledger
+from flowledger.ledger.rows import Row, SampleRow, SpanRow, TensorRow
+from flowledger.plan.ask import Question, make
+from flowledger.plan.communication import communication
+from flowledger.plan.course import Course
+from flowledger.plan.loop_setting import Place
+from flowledger.plan.plan import Plan
+from flowledger.plan.rows_of_tokens import Micro, Sample
+from flowledger.plan.shapes import shapes
+from flowledger.record.adapters import collectives, loop
+from flowledger.record.attach import attach
+from flowledger.record.place import Place as Standing
+from flowledger.record.recorder import Recorder
+from flowledger.run.loop import prepared, train
+
+# (stage, tensor) that a function of several stages returns under its own name, and what it is then.
+NAMED = {
+    ("old_log_prob", "new_log_prob"): "old_log_prob",
+    ("ref_log_prob", "new_log_prob"): "ref_log_prob",
+    ("ref_log_prob", "entropy"): "ref_log_prob",
+}  # fmt: skip
+FLAT = ("comm_buffer", "activations")  # recorded as sums of storages: no shape of their own
+UNDECLARED = {
+    ("update_actor", "kl_loss"),  # written as 0 where no KL is in the loss; nothing is planned of it then
+    ("update_critic", "grad_norm"),  # the flow has that of the policy
+}
+_PIPELINE = ("loss", "forward")  # planned, recorded: a pipeline's last stage has its loss within its forward
+DECODING = "B_run, V"  # of the samples that are still running
+
+
+class Rows(list[Row]):
+    """What a recorder has written."""
+
+    def put(self, row: Row) -> None:
+        self.append(row)
+
+
+def record(config: RunConfig, path: Path) -> None:
+    """The steps of a configuration as one rank of its mesh, recorded operator by operator into the run at `path`."""
+    kept = recorded.Recorded()
+    settings = config.model_copy(update={"record": config.record.model_copy(update={"ops_every": 1})})
+    recorded.train(settings, path, kept, quiet=True)
+    kept.close("closed", kept.wrote())
+
+
+def rows_of_step(config: RunConfig, ops_every: int = 0) -> Rows:
+    """The same in memory."""
+    rows = Rows()
+    with prepared(config) as world:
+        ranks = world.ranks
+        place = Standing(rank=ranks.rank, meshes=meshes_of(config.mesh.degrees))
+        recorder = Recorder(
+            rows, level="tensors", rank=ranks.rank, rank_count=ranks.size, bindings=world.bindings, ops_every=ops_every,
+            axes={group.ranks: group.name for group in reversed(ranks.groups.values()) if not group.alone}, place=place,
+        )  # fmt: skip
+        with attach((*loop.PROBES, *(collectives.PROBES if ranks.size > 1 else ())), recorder):
+            list(train(world))
+    return rows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Agreement:
+    """How the first step of a run compares with its plan."""
+
+    compared: int  # recorded local shapes
+    wrong: Sequence[str]
+    bytes_wrong: Sequence[str]
+
+
+def compare(path: Path) -> Agreement:
+    """Every local shape, and the bytes of every collective, of a run of several ranks."""
+    config = RunConfig.model_validate(open_run(path).manifest.config)
+    with Ledger(path) as ledger:
+        ranks = [_read(ledger, rank) for rank in range(config.mesh.dp * config.mesh.model)]
+    compared = sum(isinstance(row, TensorRow) and _compared(row, config) for rows in ranks for row in rows)
+    return Agreement(compared=compared, wrong=wrong(config, ranks), bytes_wrong=bytes_wrong(config, ranks))
+
+
+def _read(ledger: Ledger, rank: int) -> list[Row]:
+    """What one rank wrote of the first step."""
+    found: list[Row] = []
+    for kind in (TensorRow, SpanRow, SampleRow):
+        names = [name for name in kind.__struct_fields__ if name not in ("rewards", "offset")]
+        columns = ", ".join(f'"{name}"' for name in names)
+        query = f"SELECT {columns} FROM {kind.table} WHERE step = 0 AND rank = ? ORDER BY seq"
+        known = (
+            {name: value for name, value in row.items() if value is not None} for row in ledger.rows(query, [rank])
+        )
+        found += [msgspec.convert(row, kind) for row in known]
+    return found
+
+
+@dataclass(frozen=True)
+class Step:
+    """What the first step of a run came to on all ranks: how long its samples were, and who trained on which together."""
+
+    config: RunConfig
+    ranks: Sequence[Sequence[Row]]
+
+    @cached_property
+    def plan(self) -> Plan:
+        return make(Reading(config=self.config), Question())
+
+    @cached_property
+    def samples(self) -> Mapping[str, Sample]:
+        """Lengths by sample, and the prompt that it answers."""
+        found: dict[str, dict[str, int]] = {}
+        for row in self._of(SampleRow):
+            known = found.setdefault(row.sample_id, {})
+            size = {"prompt": row.prompt_length, "response": row.response_length}
+            known |= {name: number for name, number in size.items() if number is not None}
+            if row.group_id is not None:
+                known["group"] = int(row.group_id)
+        return {name: Sample(**known) for name, known in found.items()}
+
+    def micro_batches(self, rank: int) -> dict[tuple[int, int], Micro]:
+        """(mini-batch, micro-batch) -> its samples on this rank, in their order. Only a pipeline's last stage says it."""
+        ids: dict[tuple[int, int], set[int]] = {}
+        on = self.plan.setting.mesh
+        for row in (row for other in on.ranks({"dp": (on.at(rank, "dp"),)}) for row in self.ranks[other]):
+            for one in (row.trained or ()) if isinstance(row, SampleRow) and not row.step else ():
+                ids.setdefault((one.mini_batch, one.micro_batch), set()).add(int(row.sample_id))
+        return {place: tuple(self.samples[str(one)] for one in sorted(members)) for place, members in ids.items()}
+
+    def width(self, name: str) -> int:
+        """The last dimension of a tensor of the step."""
+        return next(row.local_shape[-1] for row in self._of(TensorRow) if row.tensor_name == name and row.local_shape)
+
+    @cached_property
+    def bindings(self) -> dict[str, int]:
+        """Lengths that the data decided."""
+        prompt, response = self.width("prompt_ids"), self.width("response_ids")
+        return {"S_prompt": prompt, "S_resp": response, "S": prompt + response}
+
+    def chunks(self, rank: int, micro: Micro, row: TensorRow) -> Iterator[list[int] | None]:
+        """The planned shape, and where a head works in chunks that of the last one."""
+        yield row.local_shape
+        size = self.config.actor.log_prob_chunk_tokens
+        if size and row.local_shape and "T_logit" in (row.dims or "") and row.stage != "rollout":
+            yield [self.course(rank).wanted(micro) % size, *row.local_shape[1:]]
+
+    def planned(self, rank: int, micro: Micro) -> list[TensorRow]:
+        """The rows of one rank at one of its micro-batches."""
+        if (rank, micro) not in self._made:
+            self._made[rank, micro] = self._planned(rank, micro)
+        return self._made[rank, micro]
+
+    @cached_property
+    def _made(self) -> dict[tuple[int, Micro], list[TensorRow]]:
+        return {}
+
+    def _planned(self, rank: int, micro: Micro) -> list[TensorRow]:
+        plan = self.plan
+        place = Place(config=self.config, on=plan.setting.mesh, micro=micro)
+        longest = max((one.response for one in self.sampled(rank)), default=0)
+
+        def sizes(lies_on: str, rank: int) -> Mapping[str, int]:
+            found = dict(place.sizes(lies_on, rank))
+            if lies_on == "rollout" and found["N_decode"] == self.config.rollout.max_response_tokens:  # all at once
+                found["N_decode"] = longest
+            return found
+
+        cache = max((one.prompt for one in self.sampled(rank)), default=0) + self.config.rollout.max_response_tokens - 1
+        bindings = {**plan.setting.bindings, **self.bindings, "S_cache": cache}
+        setting = replace(plan.setting, bindings=bindings, local=sizes)
+        return shapes(setting, plan.classes, rank=rank)
+
+    def course(self, rank: int) -> Course:
+        """What this rank did, for the collectives that are planned of it."""
+        mine, count = self.micro_batches(rank), dict[int, int]()
+        for mini, micro in self._places:
+            count[mini] = max(count.get(mini, 0), micro + 1)
+        batches = [[mine.get((mini, at), ()) for at in range(number)] for mini, number in sorted(count.items())]
+        return self.plan.course(rank, batches, prompt=self.bindings["S_prompt"], response=self.bindings["S_resp"])
+
+    @cached_property
+    def _places(self) -> set[tuple[int, int]]:
+        """Every mini- and micro-batch of the step: all ranks have as many, empty ones too."""
+        return {place for rank in range(len(self.ranks)) for place in self.micro_batches(rank)}
+
+    def sampled(self, rank: int) -> list[Sample]:
+        """The samples that a rank has sampled."""
+        mine = (row.sample_id for row in self.ranks[rank] if isinstance(row, SampleRow) and row.stage == "rollout")
+        return [self.samples[one] for one in mine]
+
+    def _of(self, kind: type[Any]) -> Iterator[Any]:
+        return (row for rows in self.ranks for row in rows if isinstance(row, kind) and not row.step)
+
+
+def wrong(config: RunConfig, ranks: Sequence[Sequence[Row]]) -> list[str]:
+    """One line for each recorded shape or placement that was not planned so: `rank 1 update_actor/forward logits …`."""
+    step, found = Step(config, ranks), dict[str, None]()
+    for rank, rows in enumerate(ranks):
+        micros = step.micro_batches(rank)
+        for row in rows:
+            if isinstance(row, TensorRow) and _compared(row, config):
+                due = list(_due(step, rank, row, _micros(row, micros, pipeline=config.mesh.pp > 1)))
+                if not any(_agree(row, shape, placement) for shape, placement in due):
+                    where = f"rank {rank} {row.stage}/{row.phase or ''} {row.tensor_name} [{row.dims}] {row.access}, layer {row.layer}"
+                    found[f"{where}: recorded {row.local_shape} {row.placement}, planned {due[:3]}"] = None
+    return list(found)
+
+
+def _compared(row: TensorRow, config: RunConfig) -> bool:
+    if row.step or row.stage is None or row.tensor_name in FLAT:
+        return False
+    return (row.stage, row.tensor_name) not in UNDECLARED or (row.stage == "update_actor" and config.ref is not None)
+
+
+def _due(
+    step: Step, rank: int, row: TensorRow, micros: Sequence[Micro]
+) -> Iterator[tuple[list[int] | None, list[str] | None]]:
+    """What was planned of a recorded tensor: local shapes and placements."""
+    for micro in micros:
+        for one in step.planned(rank, micro):
+            if _same(one, row):
+                yield from ((shape, one.placement) for shape in step.chunks(rank, micro, one))
+
+
+def _agree(row: TensorRow, shape: list[int] | None, placement: list[str] | None) -> bool:
+    """Fewer slots than planned agree: some samples have ended, or greedy responses are made, one to a prompt."""
+    mine, due = row.local_shape or [], shape or []
+    slots = row.stage == "rollout" and row.tensor_name in ("logits", "kv_cache") and bool(due)
+    fits = mine == due or (slots and mine[1:] == due[1:] and mine[0] <= due[0])
+    return fits and (row.placement == placement or _guessed(row))
+
+
+def _same(planned: TensorRow, row: TensorRow) -> bool:
+    """Whether a planned row speaks of what was recorded. Micro-batches are cut before a phase begins."""
+    name = NAMED.get((row.stage or "", row.tensor_name), row.tensor_name)
+    return (
+        (planned.stage, planned.tensor_name) == (row.stage, name)
+        and _same_form((planned.dims or "").strip("[]"), row)
+        and (
+            planned.phase == row.phase or None in (planned.phase, row.phase) or (planned.phase, row.phase) == _PIPELINE
+        )
+        and (planned.layer == row.layer or row.tensor_name == "hidden_states")
+    )
+
+
+def _same_form(planned: str, row: TensorRow) -> bool:
+    decoding = row.stage == "rollout" and row.tensor_name == "logits"
+    return planned == row.dims or _guessed(row) or (decoding and planned == DECODING)
+
+
+def _guessed(row: TensorRow) -> bool:
+    """A recorder names a form by its sizes. Where none fitted, it takes that of a micro-batch, whose size it cannot know;
+    of a piece that is empty every form fits, and what `balance` reads lies where it was sampled.
+    """
+    sampled = row.stage == "balance" and row.access == "read"
+    return sampled or 0 in (row.local_shape or ()) or (row.micro_batch is None and "B_micro" in (row.dims or ""))
+
+
+def _micros(row: TensorRow, micros: Mapping[tuple[int, int], Micro], *, pipeline: bool) -> list[Micro]:
+    """The micro-batch in which a tensor was seen. Passes without gradient count them through the step, pipelines anew."""
+    if row.micro_batch is None:
+        return [next(iter(micros.values()), ())]
+    if row.mini_batch is not None:
+        return [micros.get((row.mini_batch, row.micro_batch), ())]
+    there = [micro for _, micro in sorted(micros.items())]
+    return there if pipeline else there[row.micro_batch : row.micro_batch + 1] or [()]
+
+
+def bytes_wrong(config: RunConfig, ranks: Sequence[Sequence[Row]]) -> list[str]:
+    """One line for each (stage, phase, kind, group) in which a rank has sent other bytes than planned.
+
+    What a router decides, the tokens that arrive at experts, is compared over the ranks of ep together.
+    """
+    step, found = Step(config, ranks), []
+    planned, sent = Counter[Any](), Counter[Any]()
+    for rank, rows in enumerate(ranks):
+        for one in communication(step.course(rank)):
+            planned[_key(rank, one)] += one.total if one.bytes is not None else 0
+        for row in rows:
+            if isinstance(row, SpanRow) and row.span_kind == "comm" and row.end_ns is not None and not row.step:
+                sent[_key(rank, row)] += row.bytes or 0
+    for key in sorted(planned.keys() | sent.keys(), key=str):
+        if planned[key] != sent[key] and not _pickled(key):
+            found.append(
+                f"rank {key[0]} {key[1]}/{key[2] or ''} {key[3]} over {key[4]}: recorded {sent[key]}, planned {planned[key]}"
+            )
+    return found
+
+
+def _key(rank: int, one: Any) -> tuple[Any, ...]:
+    together = one.comm_type == "all_to_all" and one.stage not in (None, "balance") and one.group in ("ep", "dp")
+    return ("*" if together else rank), one.stage, one.phase, one.comm_type, one.group
+
+
+def _pickled(key: tuple[Any, ...]) -> bool:
+    """What a pipeline's last stage tells the others is as long as it pickles."""
+    return bool(key[3] == "all_gather_object" and key[1] == "update_actor")

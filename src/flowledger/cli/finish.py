@@ -1,0 +1,74 @@
+"""How a run ends, in whatever state: its ledger is checked, compacted and shown, once."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from flowledger.cli.recorded import Recorded
+from flowledger.flow.errors import BadInput
+
+
+def finish(path: Path, *, tables: bool) -> None:
+    """Check, compact and show what was recorded."""
+    _close_book(path)
+    _conclude(path, tables=tables)
+
+
+@contextmanager
+def finished(recorded: Recorded, *, tables: bool) -> Iterator[None]:
+    """Finish the run that is recorded inside, however it ends."""
+    try:
+        yield
+    except BaseException:
+        with deaf(), suppress(BadInput):  # what ended the run is what must be heard
+            if recorded.book is not None:
+                finish(recorded.book.path, tables=False)
+        raise
+    with deaf():
+        if recorded.book is not None:
+            finish(recorded.book.path, tables=tables)
+
+
+@contextmanager
+def deaf() -> Iterator[None]:
+    """Ctrl-C is not heard inside: closing a book takes a second or two, and half closed it would be worth less."""
+    import signal
+
+    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]
+    try:
+        yield
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def _close_book(path: Path) -> None:
+    """Read the whole ledger once: write the laws' findings, compact, and keep a link to the latest run."""
+    from flowledger.diagnose import balance, laws, shapes, waiting
+    from flowledger.ledger import compact, directory, reader, writer
+
+    with reader.Ledger(path) as ledger:
+        checks = (laws, shapes, balance, waiting)
+        findings = [finding for one in checks for finding in one.check(ledger)]
+    ink = writer.Writer(directory.open_run(path).part("actor", 0))
+    for finding in findings:
+        ink.put(finding)
+    ink.close()
+    if ink.failure is None:
+        compact.compact(path)
+
+
+def _conclude(path: Path, *, tables: bool) -> None:
+    """What a run ends with: its tables where asked for, its report, its findings and its own cost."""
+    from flowledger.ledger.reader import Ledger
+    from flowledger.show import report, terminal
+
+    screen = terminal.console()
+    with Ledger(path) as ledger:
+        if tables:
+            report.draw(ledger, screen)
+        try:
+            report.write_html(ledger, path / "report.html")
+        except OSError as error:
+            screen.print(f"no report: {error.strerror}")
+        report.conclude(ledger, screen)

@@ -1,0 +1,69 @@
+"""What one rank does in one step of flowledger's own loop: its rows, its micro-batches, its part of each model."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flowledger.config import passes
+from flowledger.config.schema import RunConfig
+from flowledger.flow.mesh import Mesh, cut
+from flowledger.plan.job import ITEMSIZE
+from flowledger.plan.loop_setting import sharing
+from flowledger.plan.rows_of_tokens import Micro, TokenRow
+from flowledger.plan.shards import Shards
+from flowledger.tables.models import Architecture
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """One step of one rank, whose samples and widths are known or taken at their limits."""
+
+    config: RunConfig
+    rank: int
+    on: Mesh
+    models: Mapping[str, tuple[Architecture, Shards]]  # role -> its sizes and pieces
+    mini_batches: Sequence[Sequence[Micro]]  # of this data-parallel rank
+    prompt: int  # S_prompt
+    response: int  # S_resp
+
+    @property
+    def samples(self) -> int:
+        """B."""
+        return self.config.samples_per_step
+
+    @property
+    def prompts_of_ranks(self) -> list[int]:
+        """Prompts that each rank of the world samples: chunks, the last ones shorter."""
+        ends = (cut((0, self.config.data.prompts_per_step), self.on.size, rank) for rank in range(self.on.size))
+        return [stop - start for start, stop in ends]
+
+    @property
+    def samples_of_ranks(self) -> list[int]:
+        """Samples that each rank of the world samples."""
+        return [prompts * self.config.rollout.samples_per_prompt for prompts in self.prompts_of_ranks]
+
+    @property
+    def trained_of_ranks(self) -> list[int]:
+        """Rows of each data-parallel rank: equally many."""
+        return [self.samples // self.on.degree("dp")] * self.on.degree("dp")
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element of a model, its activations and its gradients."""
+        return ITEMSIZE[self.config.model.dtype]
+
+    def row(self, micro: Micro) -> TokenRow:
+        """A micro-batch as one row of tokens."""
+        return TokenRow(micro, sharing(self.config))
+
+    def wanted(self, micro: Micro) -> int:
+        """Response tokens whose states are on this rank."""
+        return self.row(micro).wanted(self.on.at(self.rank, "cp"), self.on.at(self.rank, "sp"))
+
+    @property
+    def kl_in_loss(self) -> bool:
+        algorithm = self.config.algorithm
+        return self.config.ref is not None and algorithm.kl_coef != 0 and algorithm.kl_in == "loss"
+
+    @property
+    def bypasses(self) -> bool:
+        return self.config.algorithm.policy_loss == passes.BYPASS

@@ -1,0 +1,69 @@
+"""What a pipeline stage holds beside the micro-batch at work: activations of others in flight, and what travels.
+
+torch.distributed.pipelining 2.13: a stage has a buffer for each micro-batch of a step that it receives from, whatever their
+order, and keeps what it has sent until the backward pass of it (schedules.py, stage.py).
+"""
+
+from flowledger.plan.fsdp.layers import Pass
+from flowledger.plan.fsdp.units import is_first, is_last
+from flowledger.plan.job import ITEMSIZE, Job
+from flowledger.plan.logits import is_own, written
+
+SOURCE = "torch/distributed/pipelining/stage.py"
+
+
+def in_flight(job: Job) -> float:
+    """Micro-batches whose activations a stage holds at once, this one among them.
+
+    1F1B: min(micro-batches, pp - rank), GPipe (and 1F1B with fewer micro-batches than stages) all. Interleaved: so many
+    chunks as it warms up with, and one more, each of a share of the rank's layers.
+    """
+    number, pp, chunks = job.micro_batches, job.mesh.pp, job.mesh.vpp
+    if job.engine.pipeline == "interleaved":
+        in_round = number // max(1, number // pp)
+        warm_up = min((chunks - 1) * in_round + 2 * (pp - 1 - job.pp_rank), number * chunks)
+        return min(warm_up + 1, number * chunks) / chunks
+    one_by_one = job.engine.pipeline == "1f1b" and (number >= pp or not is_own(job.engine))
+    return min(number, pp - job.pp_rank) if one_by_one else number
+
+
+def add_others(run: Pass, begun: int, last: int) -> None:
+    """What other micro-batches of the step hold from its first instant to its `last`; backward begins at `begun`."""
+    job = run.job
+    if job.mesh.pp == 1:
+        return
+    waiting = in_flight(job) - 1 if job.gradients else 0
+    if waiting > 0:
+        kept = sum(
+            one.bytes for one in run.lives if one.kind == "activation" and one.born < begun <= one.dies and not one.host
+        )
+        label = f"activations of {waiting:g} more micro-batches in flight"
+        run.add("activations", round(waiting * kept), 0, last, label, formula="(in flight - 1) * activations")
+    if is_own(job.engine):
+        _travelling(run, last)
+    elif is_last(job) and job.head == "lm" and job.gradients:
+        _outputs(run, last)
+
+
+def _travelling(run: Pass, last: int) -> None:
+    """Hidden states [N, H] of each micro-batch and their gradients, in buffers of the stage that receives them."""
+    job, number = run.job, run.job.micro_batches
+    more = {"kind": "comm_buffer", "formula": "m*r*N*H", "source": SOURCE}
+    if not is_first(job):
+        seen = round(in_flight(job)) if job.gradients else 1  # they are the input of the micro-batches at work
+        run.add("comm_buffer", (number - seen) * run.stream, 0, last, "received hidden states", **more)
+    if not is_last(job):
+        if job.gradients:
+            run.add("comm_buffer", number * run.stream, 0, last, "received gradients of hidden states", **more)
+        sent = min(number, round(in_flight(job)) + 1) if job.gradients else number - 1
+        run.add("hidden_states", sent * run.stream, 0, last, "sent hidden states", kind="temporary", source=SOURCE)
+
+
+def _outputs(run: Pass, last: int) -> None:
+    """The last stage hands its caller the outputs of all micro-batches together: they stay until the step ends."""
+    job = run.job
+    recast = job.engine.logits.dtype == "float32" and not job.engine.logits.upcast
+    itemsize = ITEMSIZE["float32"] if recast else written(job.engine)
+    size = itemsize * job.local_tokens * -(-job.architecture.vocab // job.mesh.tp) * (job.micro_batches - 1)
+    label, source = "logits of earlier micro-batches", f"{SOURCE} output_chunks"
+    run.add("logits", size, 0, last, label, kind="temporary", formula="(m - 1)*T*V*e", source=source)

@@ -1,0 +1,106 @@
+"""How flowledger's own loop lies on its ranks: two meshes, the pieces of its weights, and the tokens of each rank.
+
+Every rank samples a part of the prompts, whatever the mesh that trains; what is not cut evenly is counted out here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from flowledger.config.schema import RunConfig
+from flowledger.flow.mesh import Mesh, cut, mesh
+from flowledger.plan.load import Load
+from flowledger.plan.rows_of_tokens import Micro, Sample, Sharing, TokenRow, alike
+from flowledger.plan.setting import RankClass, Setting
+from flowledger.plan.shards import Shards
+from flowledger.plan.weights import weights
+from flowledger.tables.models import Architecture
+
+
+def spread(setting: Setting, config: RunConfig, load: Load, classes: tuple[RankClass, ...]) -> Setting:
+    """A setting of one process, on the ranks of the configured mesh. One process stays as it is."""
+    on = mesh(**config.mesh.degrees)
+    if on.size == 1:
+        return setting
+    place = Place(config=config, on=on, micro=fullest_micro_batch(config, load))
+    return replace(
+        setting, mesh=on, rollout=mesh(dp=on.size), local=place.sizes,
+        bindings={**setting.bindings, **place.together(len(classes))},
+        sequence_parallel=config.actor.engine.sequence_parallel and on.degree("tp") > 1,
+    )  # fmt: skip
+
+
+def shards(
+    models: Mapping[str, tuple[Architecture, str]], config: RunConfig, classes: tuple[RankClass, ...]
+) -> dict[str, Shards]:
+    """Role -> the pieces of its model, of which the size and the kind of head are given."""
+    on, stages = mesh(**config.mesh.degrees), tuple(one.layers for one in classes)
+    return {
+        role: Shards(weights=weights(sizes, head=head), on=on, stages=stages, tied=sizes.tied and head == "lm")
+        for role, (sizes, head) in models.items()
+    }
+
+
+def sharing(config: RunConfig) -> Sharing:
+    """Who shares a packed row of the actor."""
+    along = config.actor.engine.sequence_parallel
+    return Sharing(
+        cp=config.mesh.cp, sp=config.mesh.sp, tp=config.mesh.tp if along else 1,
+        shared_prompts=config.actor.shared_prompts,
+    )  # fmt: skip
+
+
+def fullest_micro_batch(config: RunConfig, load: Load) -> Micro:
+    """The samples of the worst micro-batch of one data-parallel rank, at full length; what is left of a budget is one more."""
+    group, prompt, response = (
+        config.rollout.samples_per_prompt, config.data.max_prompt_tokens, config.rollout.max_response_tokens,
+    )  # fmt: skip
+    micro = alike(load.sequences, prompt=prompt, response=response, group=group)
+    rest = load.tokens - TokenRow(micro, Sharing(shared_prompts=config.actor.shared_prompts)).tokens
+    return micro if rest <= 0 else (*micro, Sample(prompt=rest, response=0, group=-1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """What each rank has of a step whose samples are all of full length, or of the micro-batch given."""
+
+    config: RunConfig
+    on: Mesh
+    micro: Micro
+
+    def sizes(self, lies_on: str, rank: int) -> Mapping[str, int]:
+        """Symbol -> its size on this rank, on the mesh that trains or on that of the rollout."""
+        return self._sampled(rank) if lies_on == "rollout" else self._trained(rank)
+
+    def together(self, stages: int) -> dict[str, int]:
+        """The same of all ranks."""
+        sampled = [self._sampled(rank) for rank in range(self.on.size)] if self.on.size <= 64 else None
+        row, dp = TokenRow(self.micro, sharing(self.config)), self.on.degree("dp")
+        ways = self.on.size // (dp * self.on.degree("tp") * stages)
+        one_replica = (
+            self.on.rank({"cp": at // self.on.degree("sp"), "sp": at % self.on.degree("sp")}) for at in range(ways)
+        )
+        logits = sum(self._trained(rank)["T_logit"] for rank in one_replica) * dp
+        found = {"T": row.tokens * dp, "T_logit": logits, "B_micro": len(self.micro) * dp}
+        names = ("B_run", "B_slot", "B_admit", "N_decode")
+        if sampled is None:  # prompts are cut in chunks: all ranks but the last have as many as the first
+            each = self._sampled(0)
+            return found | {name: each[name] * self.on.size for name in names}
+        return found | {name: sum(one[name] for one in sampled) for name in names}
+
+    def _trained(self, rank: int) -> Mapping[str, int]:
+        row = TokenRow(self.micro, sharing(self.config))
+        wanted = row.wanted(self.on.at(rank, "cp"), self.on.at(rank, "sp"))
+        chunk = self.config.actor.log_prob_chunk_tokens or wanted
+        return {"T": row.local_tokens, "T_logit": min(chunk, wanted), "B_micro": len(self.micro)}
+
+    def _sampled(self, rank: int) -> Mapping[str, int]:
+        """Each rank has a scheduler of its own."""
+        rollout, response = self.config.rollout, self.config.rollout.max_response_tokens
+        start, stop = cut((0, self.config.data.prompts_per_step), self.on.size, rank)
+        prompts, samples = stop - start, (stop - start) * rollout.samples_per_prompt
+        slots = min(samples, rollout.max_running or samples)
+        admitted = min(prompts, -(-slots // rollout.samples_per_prompt))
+        return {
+            "B_prompt": prompts, "B_run": slots, "B_slot": slots, "B_admit": admitted, "T": admitted * self.config.data.max_prompt_tokens,
+            "T_logit": slots, "N_decode": response * -(-samples // slots) if slots else 0,
+        }  # fmt: skip

@@ -1,0 +1,45 @@
+"""What planned shapes are resolved with: sizes, meshes, dtypes, and the ranks that hold alike."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from flowledger.flow.mesh import Mesh
+from flowledger.plan.shards import Shards
+
+# mesh (`train`, `rollout`), rank -> sizes that no even cut gives: tokens of its rows, slots of its cache
+Local = Callable[[str, int], Mapping[str, int]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankClass:
+    """Ranks that hold shards of equal shape: one pipeline stage. `first` stands for all of them."""
+
+    name: str
+    first: int
+    count: int
+    layers: tuple[int, ...]  # of the model, on each of these ranks
+    is_first: bool = True  # holds the embedding
+    is_last: bool = True  # holds the head
+    outer_elements: int = 0  # parameters of the rank that no layer owns: embedding, final norm, head
+    layer_elements: Mapping[int, int] | None = None  # parameters of each of its layers on the rank, before dp cuts them
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What shapes are resolved with."""
+
+    stages: tuple[str, ...]  # that this configuration runs
+    bindings: Mapping[str, int]
+    mesh: Mesh
+    dtypes: Mapping[str, str]  # role -> dtype that its model computes in; `param/<role>`: in which it is stored
+    packed: bool = True  # the model sees packed tokens
+    unused: frozenset[tuple[str, str]] = frozenset()  # (stage, tensor) that the settings leave out: a KL of weight 0
+    unwritten: frozenset[tuple[str, str]] = frozenset()  # …, that the stage only reads: a mask without rejection
+    rollout: Mesh | None = None  # of the ranks that sample, where that is another mesh
+    shards: Mapping[str, Shards] = field(default_factory=dict)  # role -> its parameters, where the cut of each is known
+    local: Local | None = None
+    sequence_parallel: bool = False  # norms and residuals are cut over tp too
+
+    def mesh_of(self, named: str) -> Mesh:
+        """The mesh of a stage or tensor that says `train` or `rollout`."""
+        return self.rollout if named == "rollout" and self.rollout is not None else self.mesh

@@ -1,0 +1,141 @@
+"""A thread that ends this rank when the run ends elsewhere.
+
+A rank that waits in a collective runs no signal handler and raises nothing until its peers answer. This thread hears
+signals (through the interpreter's wakeup descriptor, which is written to wherever the main thread is), the words of other
+ranks and their silence. It interrupts the main thread; where that does not listen, it does what must be done last and
+ends the process.
+"""
+
+import _thread
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+
+import torch.distributed as dist
+
+from flowledger.flow.errors import BadInput
+from flowledger.run.exceptions import told
+from flowledger.run.parallel.company import Company, Word
+from flowledger.run.place import place_of
+
+TICK_S = 1.0  # between two looks at the store
+GRACE_S = 5.0  # for the main thread to end by itself
+# Of a process that does not end by itself.
+EXIT_CODES = {"bad_input": 2, "crashed": 1, "died": 1, "hung": 1, "interrupted": 130}
+CHAINED = 20  # exceptions that are looked through, each raised from the next; such chains may be rings
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Watch:
+    """Watches while the context is open, which the main thread enters. `at_end` comes before an end by force."""
+
+    def __init__(self, company: Company, *, at_end: Callable[[Word], None]) -> None:
+        self._company, self._at_end, self._parent = company, at_end, os.getppid()
+        self._word: Word | None = None
+        self._heard, self._over = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name="flowledger-watch", daemon=True)
+
+    def __enter__(self) -> "Watch":
+        self._ear, mouth = os.pipe()
+        os.set_blocking(mouth, False)
+        self._handlers = {number: signal.signal(number, _once) for number in SIGNALS}
+        self._mouth, self._fd_before = mouth, signal.set_wakeup_fd(mouth, warn_on_full_buffer=False)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._over.set()
+        os.write(self._mouth, b"\0")
+        self._thread.join()
+        signal.set_wakeup_fd(self._fd_before)
+        for number, handler in self._handlers.items():
+            if signal.getsignal(number) is _once:  # who ends for a reason stays deaf until it has ended
+                signal.signal(number, handler)
+        os.close(self._mouth)
+        os.close(self._ear)
+
+    def verdict(self, error: BaseException) -> Word:
+        """Why the run ends, for a rank whose work ended with `error`: its own reason, or the one that lies behind it."""
+        _ignore()
+        if isinstance(error, KeyboardInterrupt) or _lost(error):
+            self._heard.wait(GRACE_S)  # whoever caused it is about to say so, or to be found dead
+            if self._word is not None:
+                return self._word
+        if isinstance(error, KeyboardInterrupt):
+            return self._company.say("interrupted", "interrupted")
+        if isinstance(error, BadInput):
+            return self._company.say("bad_input", str(error))
+        return self._company.say("crashed", f"{self._company.this}: {told(error)}{place_of(error)}")
+
+    def _run(self) -> None:
+        """The thread: look around every TICK_S, and at once when a signal arrives."""
+        while not self._over.is_set():
+            signalled = self._signalled()
+            word = self._reason()
+            if signalled and word is None:
+                word = self._company.say("interrupted", "interrupted")
+            if word is not None:
+                self._end(word, interrupt=not signalled)
+                return
+
+    def _signalled(self) -> bool:
+        """Whether this process has been asked to end; waits TICK_S for that."""
+        if not select.select([self._ear], [], [], TICK_S)[0]:
+            return False
+        return bool(set(os.read(self._ear, 512)) & set(SIGNALS))
+
+    def _reason(self) -> Word | None:
+        """What has been said, else a death that is seen from here."""
+        company = self._company
+        try:
+            company.beat()
+            if (said := company.said()) is not None:
+                return said
+        except RuntimeError:
+            return Word(company.rank, "died", "the store through which the ranks talk is gone, with whoever kept it")
+        if os.getppid() != self._parent:
+            return company.say("died", f"what had started {company.this} died without a word")
+        dead = company.dead()
+        return company.say("died", f"{dead} died without a word") if dead else None
+
+    def _end(self, word: Word, *, interrupt: bool) -> None:
+        """Tell the main thread; end the process where it does not hear."""
+        self._word = word
+        self._heard.set()
+        if word.kind == "closed" or self._over.is_set():
+            return
+        if interrupt:
+            _thread.interrupt_main()
+        if self._over.wait(GRACE_S):
+            return
+        self._at_end(word)
+        os._exit(EXIT_CODES[word.kind])
+
+
+def _once(number: int, frame: FrameType | None) -> None:
+    """The first request to end is heard, and what it sets off is not disturbed by a second."""
+    _ignore()
+    raise KeyboardInterrupt
+
+
+def _ignore() -> None:
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _lost(error: BaseException | None) -> bool:
+    """Whether an error is, or comes from, a broken connection to other ranks."""
+    for _ in range(CHAINED):
+        if error is None:
+            return False
+        if isinstance(error, dist.DistError):
+            return True
+        if isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "TCPStore")):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

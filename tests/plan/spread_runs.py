@@ -1,0 +1,57 @@
+"""One step on two or four forked ranks for each axis, as it was recorded: made once, for all tests of the planned shards."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from flowledger.config.schema import RunConfig
+from flowledger.ledger.rows import Row
+from tests.run import worlds
+
+BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
+SMALL = {"hidden_size": 24, "layers": 2, "heads": 4, "kv_heads": 2, "ffn_size": 20}
+
+# name -> (mesh, what else is set). Three prompts for two ranks, so that some pieces are uneven.
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "dp2": ({"dp": 2}, {"actor": {"mini_batch_prompts": 1, "epochs": 2}}),
+    "tp2": ({"tp": 2}, {"actor": {"log_prob_chunk_tokens": 7, "engine": {"sequence_parallel": True}}}),
+    "pp2": ({"pp": 2}, {}),
+    "sp2": ({"sp": 2}, {"actor": {"activation_checkpointing": True}}),
+    "cp2": ({"cp": 2}, {"critic": {"path": "start"}, "algorithm": {"advantage": "gae"}}),
+    "ep2": ({"dp": 2, "ep": 2}, {"model": {"tiny": {**SMALL, "experts": 4}}}),
+    "dp2 tp2": ({"dp": 2, "tp": 2}, {"ref": {"path": "start"}, "algorithm": {"kl_coef": 0.1}}),
+}
+
+
+def config(name: str) -> RunConfig:
+    """The configuration of a case."""
+    mesh, changes = CASES[name]
+    sections: dict[str, Any] = {
+        "model": {"tiny": SMALL}, "data": {"prompts_per_step": 3}, "rollout": {"samples_per_prompt": 4},
+        "actor": {"mini_batch_prompts": 3, "micro_batch": {"samples": 4}},
+    }  # fmt: skip
+    for key, value in changes.items():
+        sections[key] = {**sections.get(key, {}), **value}
+    return worlds.config(**sections, mesh=mesh)
+
+
+def module(name: str) -> ModuleType:
+    """A module of the benchmarks."""
+    if BENCHMARKS not in sys.path:
+        sys.path.insert(0, BENCHMARKS)
+    return importlib.import_module(name)
+
+
+@cache
+def recorded(name: str) -> Sequence[Sequence[Row]]:
+    """What every rank recorded of the first step."""
+    mesh = CASES[name][0]
+    size = 1
+    for axis in ("dp", "tp", "pp", "sp", "cp"):
+        size *= mesh.get(axis, 1)
+    rows: list[list[Row]] = module("forked").ranks(size, module("shapes_agree").rows_of_step, config(name))
+    return rows
