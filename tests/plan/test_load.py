@@ -34,7 +34,8 @@ def loaded(micro: MicroBatch, dp: int = 1) -> Load:
         (MicroBatch(samples=4), 1, Load(32 + 4 * 16, 4, 2)),  # one prompt, and 4 responses to it
         (MicroBatch(samples=3), 1, Load(2 * 32 + 3 * 16, 3, 3)),  # 3, 3, 2: the second is cut across two prompts
         (MicroBatch(samples=64), 1, Load(2 * 32 + 8 * 16, 8, 1)),
-        (MicroBatch(samples=4), 4, Load(32 + 2 * 16, 2, 1)),
+        (MicroBatch(samples=4), 4, Load(2 * 48, 2, 1)),  # the 4 of a prompt are dealt to 4 ranks
+        (MicroBatch(samples=4), 2, Load(2 * 32 + 4 * 16, 4, 1)),  # 2 and 2 of two prompts
         (MicroBatch(max_tokens=100), 1, Load(2 * 48, 2, 4)),  # ceil(384 / 100) = 4 micro-batches: 2 samples each
         (MicroBatch(max_tokens=48 * 8), 1, Load(8 * 48, 8, 1)),
         (MicroBatch(max_tokens=10), 1, Load(48, 1, 8)),  # a sample is never cut

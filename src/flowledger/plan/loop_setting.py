@@ -55,7 +55,8 @@ def fullest_micro_batch(config: RunConfig, load: Load) -> Micro:
         config.rollout.samples_per_prompt, config.data.max_prompt_tokens, config.rollout.max_response_tokens,
     )  # fmt: skip
     micro = alike(load.sequences, prompt=prompt, response=response, group=group)
-    rest = load.tokens - TokenRow(micro, Sharing(shared_prompts=config.actor.shared_prompts)).tokens
+    shared = config.actor.shared_prompts and config.mesh.cp == 1  # cp cuts samples, and each stands alone
+    rest = load.tokens - TokenRow(micro, Sharing(shared_prompts=shared)).tokens
     return micro if rest <= 0 else (*micro, Sample(prompt=rest, response=0, group=-1))
 
 

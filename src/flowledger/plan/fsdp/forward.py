@@ -15,12 +15,12 @@ from flowledger.plan.timeline import Clock
 class Forward:
     """One timeline while its forward pass is written."""
 
-    def __init__(self, job: Job, variant: str = "") -> None:
-        self.job, self.clock = job, Clock()
+    def __init__(self, job: Job, variant: str = "", *, first: bool | None = None) -> None:
+        self.job, self.clock, self.is_first = job, Clock(), job.micro_batches == 1 if first is None else first
         self.first, self.last = outer_units(job)
         self.units, self.layers = units(job), layer_units(job)
         variant = variant or ("compiled" if job.engine.compile else "")
-        self.run, self.traffic, self.outer = Pass(job, self.clock, variant), Traffic(job), Outer(job)
+        self.run, self.traffic, self.outer = Pass(job, self.clock, variant), Traffic(job, self.is_first), Outer(job)
         self.made: list[Layer] = []
         self.flats: list[tuple[Unit, int, int]] = []  # of each layer: its gather's output, from birth to death
         self.starts: list[int] = []  # first instant of each layer's forward

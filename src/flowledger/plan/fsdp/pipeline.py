@@ -27,12 +27,20 @@ def in_flight(job: Job) -> float:
     return min(number, pp - job.pp_rank) if one_by_one else number
 
 
-def add_others(run: Pass, begun: int, last: int) -> None:
-    """What other micro-batches of the step hold from its first instant to its `last`; backward begins at `begun`."""
+def fills(job: Job) -> bool:
+    """Whether all micro-batches of an optimizer step are in flight before the first goes back."""
+    return job.mesh.pp > 1 and job.gradients and in_flight(job) >= job.micro_batches > 1
+
+
+def add_others(run: Pass, begun: int, last: int, *, gone: bool) -> None:
+    """What other micro-batches of the step hold from its first instant to its `last`; backward begins at `begun`.
+
+    gone: some went back already, so that those in flight are fewer where all of them were.
+    """
     job = run.job
     if job.mesh.pp == 1:
         return
-    waiting = in_flight(job) - 1 if job.gradients else 0
+    waiting = in_flight(job) - 1 - (gone and fills(job)) if job.gradients else 0
     if waiting > 0:
         kept = sum(
             one.bytes for one in run.lives if one.kind == "activation" and one.born < begun <= one.dies and not one.host

@@ -99,6 +99,7 @@ def flags(job: Job) -> set[str]:
         "cp": job.mesh.cp > 1,
         "segments": is_packed_loop(engine),
         "grouped": is_loop(engine),
+        "travelling": is_loop(engine) and job.mesh.ep > 1,
     }
     return {name for name, holds in held.items() if holds} | _shapes(job)
 

@@ -6,6 +6,7 @@ from the first instant. Steps later than the first: the optimizer's states exist
 
 from dataclasses import replace
 
+from flowledger.plan.fsdp.pipeline import fills
 from flowledger.plan.fsdp.state import persistent, units
 from flowledger.plan.fsdp.write import OPTIMIZER, Write
 from flowledger.plan.job import Job
@@ -18,7 +19,14 @@ def timeline(job: Job, *, variant: str = "") -> Timeline:
     `variant` reads rows of another implementation of the layers first (a framework's own modules, compiled blocks; see
     tables/activations_hf.toml).
     """
-    write = Write(job, variant)
+    if fills(job):  # gradients come when activations are fewer
+        both = (_written(job, variant, first=first) for first in (True, False))
+        return max(both, key=lambda made: made.peak().bytes)
+    return _written(job, variant)
+
+
+def _written(job: Job, variant: str, *, first: bool | None = None) -> Timeline:
+    write = Write(job, variant, first=first)
     write.forward()
     if job.gradients:
         write.backward()

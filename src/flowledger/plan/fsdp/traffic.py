@@ -24,6 +24,7 @@ class Traffic:
     """The gathers and reductions of one job while its timeline is written."""
 
     job: Job
+    first: bool = False  # this micro-batch is the first of its optimizer step to go back
     lives: list[Live] = field(default_factory=list)
     pending: tuple[int, int, str] | None = None  # bytes, birth and label of the reduce-scatter input that is in flight
     unsharded: list[tuple[str, int, int, str]] = field(default_factory=list)  # unit, and its whole gradients so far
@@ -138,7 +139,7 @@ class Traffic:
 
     def _fresh(self) -> bool:
         """Whether this micro-batch is the first to leave reduced gradients."""
-        return self.job.micro_batches == 1 or keeps_unsharded(self.job)
+        return self.first or keeps_unsharded(self.job)
 
     def _reduced_in(self) -> int:
         engine = self.job.engine

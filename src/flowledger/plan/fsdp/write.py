@@ -140,7 +140,7 @@ class Write(Forward):
         if job.engine.strategy in SPLITS_GRADS:
             self.traffic.gradient(unit, step, elements, at)
             return
-        fresh = job.micro_batches == 1
+        fresh = self.is_first
         self.direct.append((f"{unit.name} {step}: gradient", elements * grad_itemsize(job), at if fresh else 0))
         if not fresh or is_autocast(job.engine):
             largest = min(elements, unit.largest)
@@ -219,6 +219,6 @@ class Write(Forward):
             replace(one, dies=self.over) if one.name == "logits" and one.dies == WITH_ITS_NAME else one
             for one in self.run.lives
         ]
-        add_others(self.run, self.begun, last)
+        add_others(self.run, self.begun, last, gone=not self.is_first)
         trained = sum(unit.trained for unit in self.units)
         return [*self.run.lives, *self.traffic.lives, *buckets(self.job, trained, last)]
