@@ -1,5 +1,6 @@
 """The meshes that the equality matrix goes through: one row a combination, by number of processes."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,6 +112,29 @@ def config(changes: Mapping[str, Mapping[str, Any]], mesh: Mapping[str, Any] | N
 
 
 LR = 5e-5
+
+
+def of_equal_lengths(changes: Mapping[str, Mapping[str, Any]], mesh: Mapping[str, Any], folder: Path) -> RunConfig:
+    """The same with a larger model and prompts of one length: peaks are planned for samples of full length."""
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text(
+        "".join(json.dumps({"prompt": letter * PROMPT, "answer": "digits"}) + "\n" for letter in "abcdefgh")
+    )
+    larger = {"hidden_size": 256, "layers": 4, "heads": 8, "kv_heads": 4, "ffn_size": 704}
+    fixed = {
+        "model": {"tiny": {**larger, **changes.get("model", {}).get("tiny", {})}},
+        "data": {"path": str(prompts), "max_prompt_tokens": PROMPT},
+        "algorithm": {"advantage": "grpo", "entropy_coef": 0.0, **changes.get("algorithm", {})},
+        "actor": {"mini_batch_prompts": 8},
+    }
+    plain = config({name: values for name, values in changes.items() if name not in ("model", "algorithm")}, mesh)
+    sections = plain.model_dump(exclude_unset=True, by_alias=True)
+    for section, values in fixed.items():
+        sections[section] = _merged(sections.get(section, {}), values)
+    return RunConfig(**sections)
+
+
+PROMPT = 32
 
 
 def _merged(plain: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 import pytest
 import stage_functions
 import torch
-from conftest import PROBES, Job
 
+from conftest import PROBES, Job
 from flowledger.flow.seams import Probe
 from flowledger.record.attach import attach
 from flowledger.record.recorder import Recorder

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from conftest import Job
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
+from conftest import Job
 from flowledger.record.operators import Operators
 from flowledger.record.position import Frame
 

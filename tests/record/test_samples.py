@@ -1,7 +1,6 @@
 """One row a sample and stage, from tensors with a value for each sample."""
 
 from conftest import PROBES
-
 from flowledger.flow.seams import Probe
 
 
