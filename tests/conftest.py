@@ -1,9 +1,28 @@
 """What tests of several rooms share."""
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+
+BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """`forked.ranks(n, function, …)`: a function on n ranks of this machine."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("forked")
+
+
+@pytest.fixture
+def equality(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A step as one process and as many make it, and how far they are apart."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("equality")
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 """The operators' watch on real ranks: live bytes agree with torch's own profiler, and each storage has its kind (law 5)."""
 
-import importlib
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,12 +34,6 @@ MESHES: dict[str, tuple[dict[str, int], dict[str, Any]]] = {
     "dp": ({"dp": 2}, {}),
     "tp, sequence parallel": ({"tp": 2}, {"engine": {"sequence_parallel": True}}),
 }
-
-
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("forked")
 
 
 class Lingering(TorchDispatchMode):

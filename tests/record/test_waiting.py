@@ -1,6 +1,5 @@
 """What does not end is seen before it ends: in rows of its begin, and by whoever is to look for ranks that hang."""
 
-import importlib
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -33,12 +32,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(waiting, "LOOK_S", 0.02)
     monkeypatch.setattr(waiting, "SLOW_NS", int(SLOW_S * 1e9))
     monkeypatch.setattr(waiting, "AGAIN_NS", int(0.3e9))
-
-
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("forked")
 
 
 # -------------------------------------------------------------------- on real ranks

@@ -1,6 +1,5 @@
 """Experts dealt to ranks, held against transformers' own experts and against the same step on one process."""
 
-import importlib
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -20,18 +19,6 @@ from tests.run import worlds
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 SIZES: dict[str, Any] = {"hidden_size": 32, "layers": 2, "heads": 4, "kv_heads": 2, "ffn_size": 48, "experts": 4}
 LR = 1e-3
-
-
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("forked")
-
-
-@pytest.fixture
-def equality(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("equality")
 
 
 def moe(**changes: Any) -> Any:

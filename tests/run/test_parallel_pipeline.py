@@ -1,7 +1,6 @@
 """A pipeline against one process: which rank has what, stages run in a row, and whole steps on forked ranks (law 7)."""
 
 import copy
-import importlib
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -145,18 +144,6 @@ def test_interleaved_micro_batches_come_in_rounds_of_equally_many(number: int, p
 
 
 # ---------------------------------------------------------------- whole steps
-
-
-@pytest.fixture
-def equality(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("equality")
-
-
-@pytest.fixture
-def forked(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(BENCHMARKS))
-    return importlib.import_module("forked")
 
 
 def config(layers: int = 2, **changes: Any) -> RunConfig:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flowledger.flow.axes import AXES
 from flowledger.flow.errors import BadInput
 
 if TYPE_CHECKING:
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from flowledger.run.loop import StepReport
     from flowledger.run.parallel.ranks import Ranks
     from flowledger.run.world import World
-
-AXES = ("pp", "dp", "ep", "cp", "sp", "tp")  # of a process's coordinates
 
 
 @dataclass(slots=True)

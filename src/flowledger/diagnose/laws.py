@@ -14,7 +14,7 @@ from typing import Any
 from flowledger.flow.dims import parse_shape
 from flowledger.flow.errors import BadInput
 from flowledger.flow.mesh import Mesh, logical_shape, mesh
-from flowledger.flow.stages import stages
+from flowledger.flow.stages import mesh_of
 from flowledger.flow.tensors import tensors
 from flowledger.ledger.assemble import meshes_of
 from flowledger.ledger.reader import Ledger
@@ -106,9 +106,7 @@ def _put_together(rows: Rows, meshes: Mapping[str, Mesh]) -> list[str]:
     A rank may access a tensor several times at one place (decode steps, chunks of logits): the n-th access of one rank
     belongs to the n-th of every other.
     """
-    name, where = rows[0]["tensor_name"], stages().get(rows[0]["stage"] or "")
-    lies_on = tensors()[name].mesh if name in tensors() else None
-    on = meshes[lies_on or (where.mesh if where else "train")]
+    on = meshes[mesh_of(rows[0]["tensor_name"], rows[0]["stage"])]
     by_rank: dict[int, Rows] = {}
     for row in sorted(rows, key=lambda row: int(row["seq"])):
         by_rank.setdefault(row["rank"] or 0, []).append(row)

@@ -57,6 +57,13 @@ def stage(name: str) -> Stage:
     return rows[name]
 
 
+def mesh_of(tensor_name: str, stage_name: str | None) -> str:
+    """The mesh that a tensor lies on in a stage: its own, else the stage's; what neither names is on `train`."""
+    own = tensors()[tensor_name].mesh if tensor_name in tensors() else None
+    where = stages().get(stage_name or "")
+    return own or (where.mesh if where else "train")
+
+
 def order(rows: Iterable[Stage] | None = None) -> tuple[str, ...]:
     """Stage names sorted so that every tensor is written before it is read; ties keep the order of the rows.
 

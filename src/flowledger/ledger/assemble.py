@@ -11,7 +11,7 @@ import duckdb
 
 from flowledger.flow.axes import AXES
 from flowledger.flow.mesh import Mesh, mesh
-from flowledger.flow.stages import stages
+from flowledger.flow.stages import mesh_of, stages
 from flowledger.flow.tensors import tensors
 
 # What says that two accesses are the same one, seen by two ranks.
@@ -64,7 +64,7 @@ def assemble(connection: duckdb.DuckDBPyConnection, degrees: Mapping[str, int]) 
 
 def _load_lines(connection: duckdb.DuckDBPyConnection, meshes: Mapping[str, Mesh]) -> None:
     """`lies`: the mesh of each tensor in each stage. `lines`: for a placement, dimension and rank, where else it stands."""
-    lies = [(row.name, one.name, row.mesh or one.mesh) for row in tensors().values() for one in stages().values()]
+    lies = [(name, stage, mesh_of(name, stage)) for name in tensors() for stage in stages()]
     _table(connection, "lies", {"tensor_name": "VARCHAR", "stage": "VARCHAR", "lies_on": "VARCHAR"}, lies)
     found = connection.execute(
         "SELECT DISTINCT coalesce(array_to_string(placement, ';'), ''), lies_on, len(local_shape) FROM tensors "

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 from flowledger.flow.mesh import Mesh, authoritative, local_shape, mesh
 from flowledger.flow.rank_classes import rank_classes, spans
-from flowledger.flow.stages import stage
+from flowledger.flow.stages import mesh_of
 from flowledger.flow.tensors import Form, Tensor
 from flowledger.plan.setting import RankClass, Setting
 
@@ -29,7 +29,7 @@ class Held:
 def lies_on(row: Tensor, name: str, access: str) -> str:
     """The mesh of a tensor in a stage: `train` or `rollout`. What `balance` reads is still where it was sampled."""
     sampled = name == "balance" and access == "read" and row.kind == "batch"
-    return "rollout" if sampled else row.mesh or stage(name).mesh
+    return "rollout" if sampled else mesh_of(row.name, name)
 
 
 def of_tensor(

@@ -4,7 +4,7 @@ The arithmetic of filling, counted out once more: what the loop does is written 
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, pairwise
@@ -119,8 +119,3 @@ class TokenRow:
 def alike(samples: int, *, prompt: int, response: int, group: int) -> Micro:
     """A micro-batch of so many samples of full length, `group` of them in a row to one prompt."""
     return tuple(Sample(prompt=prompt, response=response, group=at // group) for at in range(samples))
-
-
-def fullest(rows: Sequence[TokenRow]) -> TokenRow:
-    """The longest of these rows."""
-    return max(rows, key=lambda row: row.tokens)

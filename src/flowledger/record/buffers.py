@@ -8,7 +8,7 @@ from typing import Any
 
 from flowledger.record.extract import Templates
 from flowledger.record.observe import Observer, Put, is_tensor
-from flowledger.record.position import Frame
+from flowledger.record.position import Frame, OnceAStage
 
 _NAME = "comm_buffer"
 
@@ -18,8 +18,7 @@ class Buffers:
 
     def __init__(self, put: Put, observer: Observer, templates: Templates) -> None:
         self._put, self._observer, self._templates = put, observer, templates
-        self._shown: set[object] = set()  # in this stage
-        self._shown_in: object = None
+        self._shown = OnceAStage()
 
     def see(self, value: Any, source: object, frame: Frame, now: int) -> None:
         """Tensors that the collective `source` fills, be they in lists."""
@@ -32,7 +31,7 @@ class Buffers:
         first = tensors[0]
         shape = tuple(first.shape) if len(tensors) == 1 else (sum(tensor.numel() for tensor in tensors),)
         seen = frame.stage is not None and self._observer.level != "steps"
-        if seen and self._fresh(frame, (source, frame.phase, shape, first.dtype)):
+        if seen and self._shown.first(frame, (source, frame.phase, shape, first.dtype)):
             self._show(tensors, shape, frame, now)
 
     def _show(self, tensors: list[Any], shape: tuple[int, ...], frame: Frame, now: int) -> None:
@@ -46,16 +45,6 @@ class Buffers:
         numbers = [lives.see(tensor, _NAME, "write", frame, now) for tensor in tensors]
         row.storage = numbers[0]
         self._put(row, frame, now)
-
-    def _fresh(self, frame: Frame, what: object) -> bool:
-        """Whether this stage shows it for the first time."""
-        if self._shown_in is not frame.stage_frame:
-            self._shown_in = frame.stage_frame
-            self._shown.clear()
-        if what in self._shown:
-            return False
-        self._shown.add(what)
-        return True
 
 
 def leaves(value: Any) -> Iterator[Any]:

@@ -124,7 +124,7 @@ class Observer:
     def _tensor(
         self, watch: Watch, frame: Frame, access: str, name: str, value: Any, masks: dict[str, Any] | None, now: int
     ) -> None:
-        if watch.scope == "decode" and not self._first(watch, frame, (name, access, value.shape)):
+        if watch.scope == "decode" and not watch.shown.first(frame, (name, access, value.shape)):
             return
         row = self._templates.of(name, value, in_micro_batch=frame.micro_batch is not None, stage=frame.stage)
         local = value
@@ -149,7 +149,7 @@ class Observer:
         if self.sign is not None and name in _PERSISTENT_EVIDENCE:
             for tensor in self.layers.tensors(name, value):
                 self.sign(tensor, _PERSISTENT_EVIDENCE[name])
-        if watch.whole and not self._first(watch, frame, (name, access)):
+        if watch.whole and not watch.shown.first(frame, (name, access)):
             return
         for part in self.layers.parts(name, value) or ():
             row = self._templates.row(name, part.shape, part.dtype, 0, stage=frame.stage)
@@ -157,16 +157,6 @@ class Observer:
             if part.whole is not None:
                 row.logical_shape = list(part.whole)
             self._put(row, frame, now)
-
-    def _first(self, watch: Watch, frame: Frame, what: object) -> bool:
-        """Whether a call that repeats (a decode step, a micro-batch) shows this for the first time in its stage."""
-        if watch.shown_in is not frame.stage_frame:
-            watch.shown_in = frame.stage_frame
-            watch.shown.clear()
-        if what in watch.shown:
-            return False
-        watch.shown.add(what)
-        return True
 
     def _identify(self, frame: Frame, values: dict[str, Any]) -> None:
         """Whose rows these are. Sample ids are read even off a device only at level `tokens`."""

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flowledger.flow.mesh import Mesh, local_shape
-from flowledger.flow.stages import stages
-from flowledger.flow.tensors import tensor
+from flowledger.flow.stages import mesh_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,8 +18,7 @@ class Place:
         """The name of the mesh that a tensor lies on in a stage; "" where one process is all there is."""
         if not self.meshes:
             return ""
-        known = stages().get(stage or "")
-        found = tensor(name).mesh or (known.mesh if known else "train")
+        found = mesh_of(name, stage)
         return found if found in self.meshes else "train"
 
     def share(self, mesh: str, placement: Mapping[str, str], dim: int, size: int) -> int:

@@ -55,6 +55,24 @@ class Frame:
         return frame is outer
 
 
+class OnceAStage:
+    """What repeats within a stage and is to be shown the first time."""
+
+    def __init__(self) -> None:
+        self._shown: set[object] = set()
+        self._stage: Frame | None = None
+
+    def first(self, frame: Frame, what: object) -> bool:
+        """Whether the stage of this frame has not shown it yet."""
+        if self._stage is not frame.stage_frame:
+            self._stage = frame.stage_frame
+            self._shown.clear()
+        if what in self._shown:
+            return False
+        self._shown.add(what)
+        return True
+
+
 def inner(parent: Frame, *, name: str, scope: str, stage: str | None, phase: str | None, role: str | None) -> Frame:
     """The frame of a call made from within `parent`."""
     frame = Frame(name, scope, parent)

@@ -14,7 +14,7 @@ from typing import Any
 from flowledger.flow.seams import Function, Probe
 from flowledger.flow.stages import stages
 from flowledger.ledger.rows import SpanRow
-from flowledger.record.position import Frame
+from flowledger.record.position import Frame, OnceAStage
 
 _WHOLE = ("epoch", "mini_batch", "micro_batch", "decode", "call")  # one row at the end is enough
 _MISSING = object()
@@ -46,8 +46,7 @@ class Watch:
         self.looks_out = bool(self.writes or self.write_facts or probe.metrics)
         self._function = function
         self._names: list[str] | None = None
-        self.shown: set[object] = set()  # what a repeated call has shown already in this stage
-        self.shown_in: object = None
+        self.shown = OnceAStage()  # of what a call that repeats (a decode step, a micro-batch) has to show
 
     def _prune(self) -> None:
         """Keep what level `steps` makes use of."""

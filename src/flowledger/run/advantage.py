@@ -71,11 +71,10 @@ def advantages(
     )
     made = ADVANTAGES[algorithm.advantage](inputs)
     rejects = corrected is not None and bool(algorithm.rollout_correction.rejections)
+    advantage = unmasked(made.advantage, mask.any(-1))  # of one that was rejected whole, as of a dropped one
     reasons = rows.of(_reasons(dropped_reason, mask)) if rejects else None
     return Advantages(
-        advantage=rows.mine(
-            unmasked(made.advantage, mask.any(-1))
-        ),  # of one that was rejected whole, as of a dropped one
+        advantage=rows.mine(advantage),
         advantages=rows.mine(made.advantages),
         returns=rows.mine(made.returns),
         token_level_reward=None if kl is None else rows.mine(token_level_reward),

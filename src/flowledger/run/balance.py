@@ -10,7 +10,7 @@ from flowledger.run import batching, dropped
 from flowledger.run.batches import Balanced
 from flowledger.run.parallel import collectives
 from flowledger.run.parallel.ranks import Ranks
-from flowledger.run.parallel.rows import moved, rows_of
+from flowledger.run.parallel.rows import held_rows, moved
 
 
 def balanced(
@@ -41,4 +41,6 @@ def balanced(
     taken = [share.samples for share in shares]
     sent = moved({**columns, "dropped_reason": dropped.codes(dropped_reason)}, taken, group_size, ranks)
     reasons = dropped.decoded(sent.pop("dropped_reason"))
-    return Balanced(batches=shares[ranks.at("dp")].batches, rows=rows_of(taken, ranks), dropped_reason=reasons, **sent)
+    return Balanced(
+        batches=shares[ranks.at("dp")].batches, rows=held_rows(taken, ranks), dropped_reason=reasons, **sent
+    )

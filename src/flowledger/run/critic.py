@@ -22,8 +22,9 @@ from flowledger.run.optimizer import adamw
 from flowledger.run.parallel import pipeline, schedules
 from flowledger.run.parallel.collectives import largest, total
 from flowledger.run.parallel.ranks import ALONE, Ranks
+from flowledger.run.parallel.rows import Columns
 from flowledger.run.parallel.sharded import cut
-from flowledger.run.update import Columns, rows_of
+from flowledger.run.update import rows_of
 from flowledger.run.value_model import ValueModel
 
 

@@ -100,13 +100,10 @@ def rl_step(*, step: int, world: World) -> StepReport:
         stages.checkpoint(policy=w.policy, weights=w.weights, folder=folder, step=step, ranks=w.ranks)
 
     seconds = time.perf_counter() - started
+    made = measures.Made(prompts=p, rollouts=r, rewards=s, filtered=f, old=old, advantages=a, update=u, values=values)
     metrics = measures.measure(
-        **measures.whole(
-            ranks=w.ranks, balanced=b, prompts=p, rollouts=r, rewards=s, filtered=f, old=old, advantages=a, update=u,
-            values=values,
-        ),
-        critic=v, synced=synced, lr=lr, kl_coef=kl_coef, seconds=seconds,
-    )  # fmt: skip
+        measures.whole(made, b, w.ranks), critic=v, synced=synced, lr=lr, kl_coef=kl_coef, seconds=seconds
+    )
     return StepReport(step=step, metrics=metrics, policy_version=synced.policy_version, seconds=seconds)
 
 

@@ -1,7 +1,7 @@
 """The metrics of one step, each from the step's own tensors; their names are rows of the metrics table."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,66 +27,52 @@ from flowledger.run.parallel.ranks import Ranks
 POLICY = ("policy_loss", "kl_loss", "entropy_loss", "grad_norm")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Made:
+    """What a step has made that its metrics are taken of."""
+
+    prompts: Prompts
+    rollouts: Rollouts
+    rewards: Rewards
+    filtered: Filtered
+    old: OldLogProbs | None
+    advantages: Advantages
+    update: Update | None
+    values: Tensor | None
+
+
 def measure(
-    *,
-    prompts: Prompts,
-    rollouts: Rollouts,
-    rewards: Rewards,
-    filtered: Filtered,
-    old: OldLogProbs | None,
-    advantages: Advantages,
-    critic: CriticUpdate | None,
-    update: Update | None,
-    synced: Synced,
-    values: Tensor | None,
-    lr: float,
-    kl_coef: float,
-    seconds: float,
+    made: Made, *, critic: CriticUpdate | None, synced: Synced, lr: float, kl_coef: float, seconds: float
 ) -> dict[str, float]:
     """Every metric of a step by its canonical name. Rejected samples had rewards; trained on are those that are left."""
+    rollouts, filtered, advantages, update = made.rollouts, made.filtered, made.advantages, made.update
     reasons = advantages.dropped_reason or filtered.dropped_reason
     loss_mask = filtered.loss_mask if advantages.loss_mask is None else advantages.loss_mask
-    made = (
-        _lengths(prompts, rollouts)
-        | _rewards(rewards, filtered, prompts.group_id)
+    found = (
+        _lengths(made.prompts, rollouts)
+        | _rewards(made.rewards, filtered, made.prompts.group_id)
         | _advantages(advantages, reasons)
         | dict(advantages.metrics)
         | {"lr": lr, "kl_coef": kl_coef, "step_time_s": seconds}
         | {"tokens_per_s": float(rollouts.attention_mask.sum()) / seconds}
     )
-    trainers = old.old_log_prob if old else update.first_log_prob if update else None
+    trainers = made.old.old_log_prob if made.old else update.first_log_prob if update else None
     if trainers is not None:
         in_loss = loss_mask if update is None or update.loss_mask is None else update.loss_mask
-        made |= _gap(rollouts.rollout_log_prob, trainers, in_loss)
+        found |= _gap(rollouts.rollout_log_prob, trainers, in_loss)
     if update is not None:
-        made |= {name: float(getattr(update, name).mean()) for name in POLICY} | dict(update.metrics)
+        found |= {name: float(getattr(update, name).mean()) for name in POLICY} | dict(update.metrics)
         if "ref_kl" not in update.metrics:  # no reference, or KL is in the reward: the loss has no such term
-            del made["kl_loss"]
-    if critic is not None and values is not None:
-        made |= _critic(critic, values, advantages.returns, loss_mask)
+            del found["kl_loss"]
+    if critic is not None and made.values is not None:
+        found |= _critic(critic, made.values, advantages.returns, loss_mask)
     if synced.update_ratio is not None:
-        made["update_ratio"] = synced.update_ratio
-    return made
+        found["update_ratio"] = synced.update_ratio
+    return found
 
 
-def whole(
-    *,
-    ranks: Ranks,
-    balanced: Balanced,
-    prompts: Prompts,
-    rollouts: Rollouts,
-    rewards: Rewards,
-    filtered: Filtered,
-    old: OldLogProbs | None,
-    advantages: Advantages,
-    update: Update | None,
-    values: Tensor | None,
-) -> dict[str, Any]:
-    """What `measure` looks at, of all ranks: the parts that each has sampled, and the rows that each has trained on."""
-    made = {
-        "prompts": prompts, "rollouts": rollouts, "rewards": rewards, "filtered": filtered, "old": old,
-        "advantages": advantages, "update": update, "values": values,
-    }  # fmt: skip
+def whole(made: Made, balanced: Balanced, ranks: Ranks) -> Made:
+    """The same of all ranks: the parts that each has sampled, and the rows that each has trained on."""
     if ranks.size == 1:
         return made
     rows, world = balanced.rows, ranks.group("world")
@@ -98,19 +84,23 @@ def whole(
         there = [name for name in names if getattr(holder, name, None) is not None]
         return holder and replace(holder, **{name: rows.whole(getattr(holder, name)) for name in there})
 
-    reasons = dropped.decoded(rows.whole(dropped.codes(balanced.dropped_reason)))
-    later = advantages.dropped_reason and dropped.decoded(rows.whole(dropped.codes(advantages.dropped_reason)))
+    def told(reasons: Sequence[str | None]) -> tuple[str | None, ...]:
+        return dropped.decoded(rows.whole(dropped.codes(reasons)))
+
+    reasons, later = balanced.dropped_reason, made.advantages.dropped_reason
     lengths = ("attention_mask", "response_mask", "finish_reason", "turns", "rollout_log_prob")
-    return {
-        "prompts": sampled(prompts, "prompt_length", "group_id"),
-        "rollouts": sampled(rollouts, *lengths),
-        "rewards": sampled(rewards, "reward", "reward_components"),
-        "filtered": replace(sampled(filtered, "loss_mask"), dropped_reason=reasons),
-        "old": trained(old, "old_log_prob"),
-        "advantages": replace(trained(advantages, "advantage", "returns", "loss_mask"), dropped_reason=later),
-        "update": trained(update, "first_log_prob", "loss_mask"),
-        "values": rows.maybe_whole(values),
-    }
+    return Made(
+        prompts=sampled(made.prompts, "prompt_length", "group_id"),
+        rollouts=sampled(made.rollouts, *lengths),
+        rewards=sampled(made.rewards, "reward", "reward_components"),
+        filtered=replace(sampled(made.filtered, "loss_mask"), dropped_reason=told(reasons)),
+        old=trained(made.old, "old_log_prob"),
+        advantages=replace(
+            trained(made.advantages, "advantage", "returns", "loss_mask"), dropped_reason=later and told(later)
+        ),
+        update=trained(made.update, "first_log_prob", "loss_mask"),
+        values=rows.maybe_whole(made.values),
+    )
 
 
 def _lengths(prompts: Prompts, rollouts: Rollouts) -> dict[str, float]:

@@ -4,7 +4,7 @@ Every function here is also a seam: it is called by its global name with keyword
 replaced from outside. Normalisers are those of the mini-batch and are handed down, never computed from a micro-batch.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -20,7 +20,7 @@ from flowledger.run.correction import corrected
 from flowledger.run.parallel import pipeline, schedules, sharded
 from flowledger.run.parallel.collectives import told, total
 from flowledger.run.parallel.ranks import ALONE, Ranks
-from flowledger.run.parallel.rows import WHOLE, Rows
+from flowledger.run.parallel.rows import WHOLE, Columns, Rows
 from flowledger.run.sums import FirstPass, Sums
 
 
@@ -42,9 +42,6 @@ class Step:
     kl_loss: Tensor
     entropy_loss: Tensor
     grad_norm: Tensor
-
-
-Columns = Mapping[str, Tensor]  # the step's tensors by flow name, each with B rows
 
 
 def update(

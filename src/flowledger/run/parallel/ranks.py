@@ -14,21 +14,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from flowledger.config.engine import Mesh
+from flowledger.flow.axes import DENSE, EXPERT, JOINED
 
-AXES = ("pp", "edp", "ep", "cp", "sp", "tp")  # of the device mesh, slowest first
+AXES = EXPERT  # of the device mesh, slowest first
 
 # name -> axes whose ranks form it together
 GROUPS: dict[str, tuple[str, ...]] = {
-    "pp": ("pp",),
-    "dp": ("edp", "ep"),
-    "ep": ("ep",),
-    "cp": ("cp",),
-    "sp": ("sp",),
-    "tp": ("tp",),
-    "tokens": ("cp", "sp"),  # hold slices of the same samples
-    "shards": ("edp", "ep", "cp", "sp"),  # FSDP cuts parameters over them
-    "expert_shards": ("edp", "cp", "sp"),  # FSDP cuts the experts of one ep rank over them
-    "model": ("pp", "cp", "sp", "tp"),  # work on the same samples
+    **{axis: JOINED.get(axis, (axis,)) for axis in (*DENSE, "ep")},
+    **JOINED,
     "world": AXES,
 }
 
@@ -58,7 +51,6 @@ class Ranks:
     rank: int = 0
     size: int = 1
     degrees: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(AXES, 1))
-    mesh: DeviceMesh | None = None  # of all AXES; None on one process
     meshes: Mapping[str, DeviceMesh] = field(default_factory=dict)  # of each group, in one dimension
     groups: Mapping[str, Group] = field(default_factory=lambda: {name: Group(name) for name in GROUPS})
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
@@ -114,7 +106,7 @@ def join(mesh: Mesh) -> Ranks:
     }
     groups = {name: _group(name, axes, degrees, rank, meshes[name]) for name, axes in GROUPS.items()}
     return Ranks(
-        rank=rank, size=size, degrees=degrees, mesh=mesh_of_all, meshes=meshes, groups=groups, device=device,
+        rank=rank, size=size, degrees=degrees, meshes=meshes, groups=groups, device=device,
         cp_kind=mesh.cp_kind, vpp=mesh.vpp,
     )  # fmt: skip
 

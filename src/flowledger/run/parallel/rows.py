@@ -11,14 +11,19 @@ from flowledger.run.batching import Indices
 from flowledger.run.parallel import collectives
 from flowledger.run.parallel.ranks import ALONE, Group, Ranks, coordinates
 
-Columns = Mapping[str, Tensor]
+Columns = Mapping[str, Tensor]  # by flow name, each with one row a sample
 T = TypeVar("T")
 
 
 def part_of(total: int, ranks: Ranks) -> range:
     """The rows of this process where all ranks share `total` rows: chunks as torch.chunk cuts them, the last ones shorter."""
-    each = -(-total // ranks.size)
+    each = _each(total, ranks)
     return range(min(ranks.rank * each, total), min((ranks.rank + 1) * each, total))
+
+
+def _each(total: int, ranks: Ranks) -> int:
+    """Rows of the first ranks: all but the last have so many."""
+    return -(-total // ranks.size)
 
 
 def cut(x: Tensor, part: range) -> Tensor:
@@ -68,7 +73,7 @@ class Rows:
 WHOLE = Rows()
 
 
-def rows_of(taken: Sequence[Indices], ranks: Ranks) -> Rows:
+def held_rows(taken: Sequence[Indices], ranks: Ranks) -> Rows:
     """The rows of this rank where each data-parallel rank takes these samples of a step."""
     group = ranks.group("dp")
     if ranks.size == 1:
@@ -91,7 +96,7 @@ def moved(columns: Columns, taken: Sequence[Indices], group_size: int, ranks: Ra
 def exchanged(*, columns: Columns, taken: Sequence[Indices], group_size: int, ranks: Ranks) -> dict[str, Tensor]:
     """`moved` between ranks."""
     world, prompts = ranks.group("world"), sum(len(samples) for samples in taken) // group_size
-    own, each = part_of(prompts, ranks), len(part_of(prompts, Ranks(rank=0, size=ranks.size))) * group_size
+    own, each = part_of(prompts, ranks), _each(prompts, ranks) * group_size
     here = range(own.start * group_size, own.stop * group_size)
     sending = [[sample for sample in sorted(taken[dp]) if sample in here] for dp in dp_of_ranks(ranks)]
     mine = taken[ranks.at("dp")]
