@@ -11,10 +11,11 @@ export PYTHONUNBUFFERED := 1
 run: $(VENV)/.run
 	$(BIN)/flowledger run examples/smollm2.yaml --tables
 
-# Lint, types and walls, then every test. Models here are tiny: a second thread costs more than it gives.
+# Lint, types and walls, then every test, file by file on all cores: what a file sets up, it sets up once.
+# Models here are tiny: a second thread costs more than it gives.
 test: export OMP_NUM_THREADS := 1
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -29,6 +30,7 @@ benchmarks: $(VENV)/.dev
 	$(BIN)/python benchmarks/learns.py --quick
 	$(BIN)/python benchmarks/golden_verl.py
 	$(BIN)/python benchmarks/plan_speed.py
+	$(BIN)/python benchmarks/overlap.py --quick
 	@if $(BIN)/python -c "import trl" 2>/dev/null; then set -x; $(BIN)/python benchmarks/against_trl.py --quick; \
 	else echo "against_trl.py left out: it needs TRL, $(BIN)/python -m pip install 'trl==1.16.*'"; fi
 

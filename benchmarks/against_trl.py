@@ -178,7 +178,8 @@ def _watch(stack: ExitStack) -> tuple[int, Any]:
     import torch
 
     gc.collect()
-    tensors = [thing for thing in gc.get_objects() if isinstance(thing, torch.Tensor)]
+    plain = (torch.Tensor, torch.nn.Parameter)  # what stands for a tensor without memory (a FakeTensor) is none of them
+    tensors = [thing for thing in gc.get_objects() if type(thing) in plain]
     live = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
     return sum(live.values()), stack.enter_context(profiler)

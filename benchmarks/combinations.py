@@ -115,23 +115,25 @@ LR = 5e-5
 
 
 def of_equal_lengths(changes: Mapping[str, Mapping[str, Any]], mesh: Mapping[str, Any], folder: Path) -> RunConfig:
-    """The same with a larger model and prompts of one length: peaks are planned for samples of full length."""
+    """The same with a larger model and prompts of one length: peaks are planned for samples of full length.
+
+    Every expert is asked for every token: how many tokens a router gives to each is then what is planned, an equal share.
+    """
     prompts = folder / "prompts.jsonl"
     prompts.write_text(
         "".join(json.dumps({"prompt": letter * PROMPT, "answer": "digits"}) + "\n" for letter in "abcdefgh")
     )
     larger = {"hidden_size": 256, "layers": 4, "heads": 8, "kv_heads": 4, "ffn_size": 704}
     fixed = {
-        "model": {"tiny": {**larger, **changes.get("model", {}).get("tiny", {})}},
+        "model": {"tiny": larger},
         "data": {"path": str(prompts), "max_prompt_tokens": PROMPT},
-        "algorithm": {"advantage": "grpo", "entropy_coef": 0.0, **changes.get("algorithm", {})},
+        "algorithm": {"advantage": "grpo", "entropy_coef": 0.0},
         "actor": {"mini_batch_prompts": 8},
     }
-    plain = config({name: values for name, values in changes.items() if name not in ("model", "algorithm")}, mesh)
-    sections = plain.model_dump(exclude_unset=True, by_alias=True)
-    for section, values in fixed.items():
-        sections[section] = _merged(sections.get(section, {}), values)
-    return RunConfig(**sections)
+    sections = _merged(fixed, changes)
+    if experts := sections["model"]["tiny"].get("experts"):
+        sections = _merged(sections, {"model": {"tiny": {"experts_per_token": experts}}})
+    return config(sections, mesh)
 
 
 PROMPT = 32

@@ -4,7 +4,8 @@
 
 Real work on one thread (attention of two blocks for the ring of CP, a projection for Megatron SP), transfers that sleep for
 latency + bytes / bandwidth in a thread of their own. The rate of the work is measured first, at one size of chunk, and how much
-later than asked a sleeping thread wakes on this machine, which counts as latency; the plan's ring says for each chunk whether its transfer hides and how many seconds stay exposed; then the ring runs.
+later than asked a sleeping thread wakes on this machine, which counts as latency; the plan's ring says for each chunk whether
+its transfer hides and how many seconds stay exposed; then the ring runs.
 """
 
 import argparse

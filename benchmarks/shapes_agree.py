@@ -27,6 +27,7 @@ from flowledger.record.adapters import collectives, loop
 from flowledger.record.attach import attach
 from flowledger.record.place import Place as Standing
 from flowledger.record.recorder import Recorder
+from flowledger.run import prompts
 from flowledger.run.loop import prepared, train
 
 # (stage, tensor) that a function of several stages returns under its own name, and what it is then.
@@ -38,10 +39,9 @@ NAMED = {
 FLAT = ("comm_buffer", "activations")  # recorded as sums of storages: no shape of their own
 UNDECLARED = {
     ("update_actor", "kl_loss"),  # written as 0 where no KL is in the loss; nothing is planned of it then
-    ("update_critic", "grad_norm"),  # the flow has that of the policy
 }
 _PIPELINE = ("loss", "forward")  # planned, recorded: a pipeline's last stage has its loss within its forward
-DECODING = "B_run, V"  # of the samples that are still running
+_SLOTS = ("B_admit", "B_run", "B_slot")  # samples that run, of as many as there may be
 
 
 class Rows(list[Row]):
@@ -126,8 +126,15 @@ class Step:
             size = {"prompt": row.prompt_length, "response": row.response_length}
             known |= {name: number for name, number in size.items() if number is not None}
             if row.group_id is not None:
-                known["group"] = int(row.group_id)
+                known["group"] = self._first_of_text[int(row.group_id)]
         return {name: Sample(**known) for name, known in found.items()}
+
+    @cached_property
+    def _first_of_text(self) -> list[int]:
+        """Of each group the first that answers the same text: a row of tokens holds a text once, whatever groups it is of."""
+        source = prompts.open_source(self.config.data, seed=self.config.seed)
+        texts = [problem.text for problem in source.batch(0, self.config.data.prompts_per_step)]
+        return [texts.index(text) for text in texts]
 
     def micro_batches(self, rank: int) -> dict[tuple[int, int], Micro]:
         """(mini-batch, micro-batch) -> its samples on this rank, in their order. Only a pipeline's last stage says it."""
@@ -236,9 +243,9 @@ def _due(
 def _agree(row: TensorRow, shape: list[int] | None, placement: list[str] | None) -> bool:
     """Fewer slots than planned agree: some samples have ended, or greedy responses are made, one to a prompt."""
     mine, due = row.local_shape or [], shape or []
-    slots = row.stage == "rollout" and row.tensor_name in ("logits", "kv_cache") and bool(due)
+    slots = (row.dims or "").partition(",")[0] in _SLOTS
     fits = mine == due or (slots and mine[1:] == due[1:] and mine[0] <= due[0])
-    return fits and (row.placement == placement or _guessed(row))
+    return fits and (row.placement == placement or _empty(row))
 
 
 def _same(planned: TensorRow, row: TensorRow) -> bool:
@@ -246,7 +253,7 @@ def _same(planned: TensorRow, row: TensorRow) -> bool:
     name = NAMED.get((row.stage or "", row.tensor_name), row.tensor_name)
     return (
         (planned.stage, planned.tensor_name) == (row.stage, name)
-        and _same_form((planned.dims or "").strip("[]"), row)
+        and ((planned.dims or "").strip("[]") == row.dims or _empty(row))
         and (
             planned.phase == row.phase or None in (planned.phase, row.phase) or (planned.phase, row.phase) == _PIPELINE
         )
@@ -254,17 +261,9 @@ def _same(planned: TensorRow, row: TensorRow) -> bool:
     )
 
 
-def _same_form(planned: str, row: TensorRow) -> bool:
-    decoding = row.stage == "rollout" and row.tensor_name == "logits"
-    return planned == row.dims or _guessed(row) or (decoding and planned == DECODING)
-
-
-def _guessed(row: TensorRow) -> bool:
-    """A recorder names a form by its sizes. Where none fitted, it takes that of a micro-batch, whose size it cannot know;
-    of a piece that is empty every form fits, and what `balance` reads lies where it was sampled.
-    """
-    sampled = row.stage == "balance" and row.access == "read"
-    return sampled or 0 in (row.local_shape or ()) or (row.micro_batch is None and "B_micro" in (row.dims or ""))
+def _empty(row: TensorRow) -> bool:
+    """A recorder names a form by its sizes, and every form fits a piece that is empty."""
+    return 0 in (row.local_shape or ())
 
 
 def _micros(row: TensorRow, micros: Mapping[tuple[int, int], Micro], *, pipeline: bool) -> list[Micro]:
@@ -286,12 +285,12 @@ def bytes_wrong(config: RunConfig, ranks: Sequence[Sequence[Row]]) -> list[str]:
     planned, sent = Counter[Any](), Counter[Any]()
     for rank, rows in enumerate(ranks):
         for one in communication(step.course(rank)):
-            planned[_key(rank, one)] += one.total if one.bytes is not None else 0
+            planned[_key(rank, one)] += one.total
         for row in rows:
             if isinstance(row, SpanRow) and row.span_kind == "comm" and row.end_ns is not None and not row.step:
                 sent[_key(rank, row)] += row.bytes or 0
     for key in sorted(planned.keys() | sent.keys(), key=str):
-        if planned[key] != sent[key] and not _pickled(key):
+        if planned[key] != sent[key]:
             found.append(
                 f"rank {key[0]} {key[1]}/{key[2] or ''} {key[3]} over {key[4]}: recorded {sent[key]}, planned {planned[key]}"
             )
@@ -301,8 +300,3 @@ def bytes_wrong(config: RunConfig, ranks: Sequence[Sequence[Row]]) -> list[str]:
 def _key(rank: int, one: Any) -> tuple[Any, ...]:
     together = one.comm_type == "all_to_all" and one.stage not in (None, "balance") and one.group in ("ep", "dp")
     return ("*" if together else rank), one.stage, one.phase, one.comm_type, one.group
-
-
-def _pickled(key: tuple[Any, ...]) -> bool:
-    """What a pipeline's last stage tells the others is as long as it pickles."""
-    return bool(key[3] == "all_gather_object" and key[1] == "update_actor")

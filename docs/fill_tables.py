@@ -181,9 +181,9 @@ def rule_rows(framework: str, zh: bool) -> str:
 
 def device_table(zh: bool) -> str:
     head = (
-        ("设备", "内存 GiB", "带宽 GB/s", "矩阵 TFLOPS", "互联 GB/s", "也可写作")
+        ("设备", "内存 GiB", "带宽 GB/s", "矩阵 TFLOPS", "float32 TFLOPS", "互联 GB/s", "也可写作")
         if zh
-        else ("device", "memory GiB", "bandwidth GB/s", "matrix TFLOPS", "links GB/s", "also called")
+        else ("device", "memory GiB", "bandwidth GB/s", "matrix TFLOPS", "float32 TFLOPS", "links GB/s", "also called")
     )
     return table(
         head,
@@ -193,6 +193,7 @@ def device_table(zh: bool) -> str:
                 f"{row.memory_bytes / GIB:.2f}",
                 f"{row.hbm_bytes_per_s / 1e9:,.0f}",
                 f"{row.matrix_flops / 1e12:,.0f}",
+                f"{row.float32_flops / 1e12:,.4g}" if row.float32_flops else "",
                 f"{row.link_bytes_per_s / 1e9:,.0f}",
                 code(row.aliases),
             )

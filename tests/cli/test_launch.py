@@ -21,13 +21,18 @@ import psutil
 import pytest
 import torch.distributed as dist
 import yaml
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
 from flowledger import cli
-from flowledger.cli import finish, recorded  # noqa: F401  forked ranks find imported what they need
+from flowledger.cli import finish, launch, recorded  # noqa: F401  forked ranks find imported what they need
 from flowledger.diagnose import laws, shapes  # noqa: F401
+from flowledger.flow.lost import lost
 from flowledger.ledger.reader import Ledger
 from flowledger.record import hooks, sampled  # noqa: F401
 from flowledger.run import loop  # noqa: F401
+from flowledger.run.parallel import torchrun
+from flowledger.run.parallel.company import Word
+from flowledger.run.parallel.torchrun import Failed, Outcome
 from flowledger.show import report  # noqa: F401
 from tests.run import worlds
 
@@ -185,18 +190,23 @@ def test_what_is_wrong_for_every_rank_is_said_once(ranks, tmp_path) -> None:
     assert "/no/such/model" in line
 
 
-def test_a_mesh_that_does_not_fit_the_processes_is_refused(ranks, tmp_path) -> None:
+def test_a_mesh_that_does_not_fit_the_processes_is_refused(ranks, monkeypatch) -> None:
+    monkeypatch.setattr("flowledger.cli.ranks.SPEAKS_S", 0.1)
     started = ranks(mesh={"dp": 4})
     assert started.codes() == [2, 2]
     (line,) = started.errors()
-    assert "mesh.dp = 4" in line and "there are 2 processes" in line and "--nproc 4 or mesh.dp = 2" in line
+    assert "mesh.dp = 4" in line and line.endswith("there are 2 processes; use mesh.dp = 2")
 
 
 def test_an_exception_of_one_rank_ends_all_and_is_told_with_its_place(ranks, tmp_path) -> None:
     started = ranks(**aborting(tmp_path, "fails"))
     assert set(started.codes()) <= {1, 2}
     (line,) = started.errors()
-    assert "ValueError: no more" in line
+    who = f"rank 1 ({socket.gethostname()}, pid {started.pids[1]}) in rollout, step 0"
+    assert line.startswith(f"flowledger: {who}: ") and "ValueError: no more" in line
+    with Ledger(tmp_path / "run") as ledger:
+        said = ledger.rows("SELECT rank, verdict FROM findings WHERE id = 'call_failed' ORDER BY rank")
+    assert [tuple(row.values()) for row in said] == [(0, "warn"), (1, "fail")]
     assert state(tmp_path / "run") == "crashed"
 
 
@@ -205,11 +215,14 @@ def test_a_rank_that_is_killed_ends_the_others_who_name_it(ranks, tmp_path) -> N
     codes = started.codes()
     assert time.monotonic() - started.began < ENDS_WITHIN_S
     assert codes == [1, -signal.SIGKILL]
-    assert started.errors() == [
-        f"flowledger: rank 1 ({socket.gethostname()}, pid {started.pids[1]}) died without a word"
-    ]
+    told = f"rank 1 ({socket.gethostname()}, pid {started.pids[1]}) died without a word in rollout, step 0"
+    assert started.errors() == [f"flowledger: {told}"]
     with Ledger(tmp_path / "run") as ledger:
         assert ledger.directory.state == "crashed"
+        findings = ledger.rows("SELECT id, verdict, message FROM findings WHERE id IN ('rank_died', 'call_failed')")
+        assert [row["message"] for row in findings if row["verdict"] == "fail"] == [told]
+        (victim,) = (row["message"] for row in findings if row["id"] == "call_failed")
+        assert victim.startswith("rank 0: rollout was ")
         assert {row["rank"] for row in ledger.rows("SELECT DISTINCT rank FROM spans")} >= {0}
 
 
@@ -252,6 +265,87 @@ def test_nproc_must_be_what_the_mesh_asks_for_and_says_so_before_anything_starts
         assert leave.value.code == 2
         assert told in capsys.readouterr().err
     assert not (tmp_path / "x").exists()
+
+
+HERE = socket.gethostname()
+KILLED, OWN = (
+    Failed(1, 11, -signal.SIGKILL),
+    Word(1, "crashed", "rank 1 (h, pid 11) in update_actor, step 3: ValueError: bad"),
+)
+DEAD = Word(0, "died", "rank 1 (h, pid 11) died without a word", about=1)
+STOPPED = Word(
+    0, "silent", "rank 1 (h, pid 11) has given no sign of life for 20 s (it was stopped by SIGSTOP)", about=1
+)
+
+
+@pytest.mark.parametrize(
+    ("failed", "code", "told"),
+    [
+        ((), 0, None),
+        ((Failed(0, 10, 1, OWN), Failed(1, 11, 1, OWN)), 1, OWN.text),
+        ((Failed(0, 10, 1, DEAD), KILLED), 1, f"rank 1 ({HERE}, pid 11) was killed by SIGKILL"),
+        ((Failed(0, 10, 1, DEAD), Failed(1, 11, 3)), 1, f"rank 1 ({HERE}, pid 11) ended with exit code 3"),
+        ((Failed(0, 10, 1, DEAD),), 1, DEAD.text),  # the dead one ended as if all were well
+        ((Failed(0, 10, 1, STOPPED), KILLED), 1, STOPPED.text),  # it was torchrun's agent that killed it, at the end
+        (
+            (Failed(0, 10, -signal.SIGKILL), Failed(1, 11, -signal.SIGSEGV)),
+            1,
+            f"rank 1 ({HERE}, pid 11) was killed by SIGSEGV",
+        ),
+        ((Failed(0, 10, -signal.SIGTERM), KILLED), 1, f"rank 1 ({HERE}, pid 11) was killed by SIGKILL"),
+        ((Failed(0, 10, -signal.SIGTERM), Failed(1, 11, 130)), 130, None),
+        ((Failed(0, 10, 2, Word(1, "bad_input", "no")), Failed(1, 11, 2)), 2, "no"),
+    ],
+)
+def test_who_is_named_is_the_one_that_began_it(failed: tuple[Failed, ...], code: int, told: str | None) -> None:
+    outcome = Outcome(failed)
+    reason = launch._reason(outcome, None)
+    assert (launch._exit_code(outcome), reason and reason.text) == (code, told)
+
+
+def test_a_hang_that_is_seen_only_afterwards_says_more_than_silence(monkeypatch) -> None:
+    said = (Failed(0, 10, 1, STOPPED), KILLED)
+    monkeypatch.setattr("flowledger.cli.hang.seen_in", lambda path: "rank 0 has waited 22 s")
+    monkeypatch.setattr("flowledger.cli.hang.recorded_in", lambda path: "")
+    told = launch._reason(Outcome(said), Path("run"))
+    assert told is not None and (told.kind, told.text) == ("hung", "rank 0 has waited 22 s")
+
+
+def test_rows_are_counted_on_disk_where_ranks_could_not_say_how_many(tmp_path) -> None:
+    for rank, lines in ((0, 3), (1, 2)):
+        part = tmp_path / "parts" / f"actor-r{rank}"
+        part.mkdir(parents=True)
+        (part / "spans-0.jsonl").write_text("{}\n" * lines)
+        (part / "process.json").write_text("{}")
+    assert recorded.on_disk(tmp_path) == {"rows": 5, "bytes": 15}
+
+
+def test_what_a_rank_leaves_behind_is_what_torchrun_shows_and_the_launcher_reads(tmp_path, monkeypatch) -> None:
+    file = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+    torchrun.leave_word(DEAD)
+    failure = ProcessFailure(local_rank=0, pid=10, exitcode=1, error_file=str(file))
+    assert torchrun._failed(0, failure) == Failed(0, 10, 1, DEAD)
+    assert f"traceback : {DEAD.text}" in ChildFailedError("flowledger", {0: failure}).format_msg()
+    gone = ProcessFailure(local_rank=1, pid=11, exitcode=-9, error_file=str(tmp_path / "none"))
+    assert torchrun._failed(1, gone) == KILLED
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:55. This is …"), "Connection closed by peer [127.0.0.1]:55"),
+        (dist.DistBackendError("NCCL communicator was aborted"), "NCCL communicator was aborted"),
+        (dist.DistNetworkError(""), "DistNetworkError"),
+        (RuntimeError("shape mismatch"), None),
+        (ValueError("gloo"), None),
+    ],
+)  # fmt: skip
+def test_a_rank_that_lost_another_is_told_from_one_that_failed(error: Exception, said: str | None) -> None:
+    assert lost(error) == said
+    outer = RuntimeError("a stage failed")
+    outer.__cause__, error.__context__ = error, outer  # a ring
+    assert lost(outer) == said
 
 
 def test_nproc_starts_ranks_through_torchrun_and_tells_which_of_them_was_killed(tmp_path) -> None:

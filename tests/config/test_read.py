@@ -113,8 +113,8 @@ FAULTS = [
     ("data: {task: x}\nasynk: {}\n", "a.yaml:2: unknown key asynk; did you mean async?"),
     ("data: {task: x}\nsteps: 0\n", "a.yaml:2: steps = 0 should be greater than or equal to 1; use 1"),
     ("data: {task: x}\nsteps: true\n", "a.yaml:2: steps = true should be a number"),
-    ("data: {task: x}\nsteps: yes\n", "a.yaml:2: steps = 'yes' should be a valid integer"),
-    ("data: {task: x}\nsteps: ten\n", "a.yaml:2: steps = 'ten' should be a valid integer"),
+    ("data: {task: x}\nsteps: yes\n", "a.yaml:2: steps = 'yes' should be a whole number"),
+    ("data: {task: x}\nsteps: ten\n", "a.yaml:2: steps = 'ten' should be a whole number"),
     ("data: {task: x}\nmodel:\n  dtype: float16\n", "did you mean bfloat16?"),
     ("data: {task: x}\nmodel:\n", "a.yaml:2: model = null should be a section of keys, or left out"),
     ("data: {task: x, path: y}\n", "a.yaml:1: give exactly one of data.task"),
@@ -148,7 +148,7 @@ OVERRIDE_FAULTS = [
     ("steps=[1", "command line: malformed YAML"),
     ("seed.x=1", "command line: 'seed.x=1': seed is the value 5, not a section"),
     ("data.tsk=x", "command line: unknown key data.tsk; did you mean data.task?"),
-    ("steps={a: 1}", "command line: steps = {'a': 1} should be a valid integer"),
+    ("steps={a: 1}", "command line: steps = {'a': 1} should be a whole number"),
 ]
 
 

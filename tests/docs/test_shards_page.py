@@ -17,13 +17,17 @@ PAGES = [ROOT / "docs" / name for name in ("shards.md", "shards.zh-CN.md")]
 EXAMPLE = Path("examples/shards.yaml")
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
+CHUNKS = "mesh.dp=1 mesh.tp=1 mesh.pp=2 mesh.vpp=2 model.tiny.layers=4"
+
 # What the page changes in the example, and on how many processes.
 REFUSED = (
     ("", 2), ("mesh.tp=1 mesh.dp=3", 3), ("mesh.tp=1 mesh.dp=4 mesh.ep=3 model.tiny.experts=6", 4),
     ("mesh.tp=1 mesh.ep=2", 2), ("mesh.dp=1 mesh.sp=4", 8), ("mesh.dp=1 mesh.tp=4", 4),
     ("mesh.dp=1 mesh.tp=1 mesh.pp=3", 3), ("mesh.dp=1 mesh.tp=1 mesh.pp=2 actor.engine.layers_in_stages=[2,1]", 2),
-    ("mesh.vpp=2", 4), ("mesh.dp=1 mesh.tp=1 mesh.cp=2 actor.packed=false", 2), ("rollout.weights=shared", 4),
-    ("model.lora.rank=4", 4),
+    (f"{CHUNKS} actor.engine.pipeline=interleaved actor.engine.layers_in_first_stage=1", 2), ("mesh.vpp=2", 4), (CHUNKS, 2),
+    ("mesh.dp=1 mesh.tp=1 mesh.cp=2 actor.packed=false", 2),
+    ("mesh.dp=1 actor.packed=false actor.engine.sequence_parallel=true", 2), ("rollout.weights=shared", 4),
+    ("model.lora.rank=4", 4), ("actor.engine.mesh.tp=2", 4),
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowledger.flow.axes import AXES, DENSE, EXPERT
+from flowledger.flow.axes import AXES, DENSE, EXPERT, JOINED
 from flowledger.flow.errors import BadInput
 from flowledger.flow.mesh import (
     authoritative,
@@ -20,7 +20,6 @@ from flowledger.flow.mesh import (
     local_slices,
     logical_shape,
     mesh,
-    parts,
 )
 from flowledger.flow.placements import parse_placement
 from flowledger.run.parallel import ranks
@@ -78,7 +77,7 @@ def test_the_shards_of_all_ranks_hold_every_element_and_none_twice(case):
 @settings(max_examples=50, deadline=None)
 def test_every_element_is_held_once_for_each_position_on_the_axes_that_do_not_shard(case):
     on, shape, placements = case
-    cutting = {one for axis, text in placements.items() if "Shard" in text for one in parts(axis)}
+    cutting = {one for axis, text in placements.items() if "Shard" in text for one in JOINED.get(axis, (axis,))}
     copies = math.prod(on.degree(axis) for axis in EXPERT if axis not in cutting)
     for index in elements(shape):
         assert len(holders(index, shape, placements, on)) == copies
@@ -227,7 +226,7 @@ def test_what_cannot_be_is_refused():
         mesh(dp=3, ep=2)
     with pytest.raises(BadInput, match="mesh axis 'xp' is none of dp"):
         local_shape((4,), {"xp": "Shard(0)"}, on, 0)
-    with pytest.raises(BadInput, match="both are counted along edp"):
+    with pytest.raises(BadInput, match="along dp and shards: both are counted over the same ranks"):
         local_shape((4, 4), {"dp": "Shard(0)", "shards": "Shard(1)"}, on, 0)
     with pytest.raises(BadInput, match="cut that dimension into 1 pieces"):
         local_shape((4,), {"dp": "_StridedShard(0, 2)"}, on, 0)

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from flowledger.flow.errors import BadInput
-from flowledger.flow.stages import GRAINS, PHASES, ROLES, order, stage, stages
+from flowledger.flow.stages import GRAINS, PHASES, ROLES, mesh_of, order, owner_of, stage, stages
 from flowledger.flow.tensors import stage_of, tensors
 
 STEP = [
@@ -94,6 +94,35 @@ def test_every_word_of_a_stage_is_known(row):
 
 def test_groups_are_aggregated_by_advantage_and_nowhere_else():
     assert [row.name for row in stages().values() if "group" in row.works_on] == ["advantage"]
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "access", "where"),
+    [
+        ("full_sequence", "rollout", "write", "rollout"), ("full_sequence", "balance", "read", "rollout"),
+        ("full_sequence", "balance", "write", "train"), ("full_sequence", "update_actor", "read", "train"),
+        ("updated_params", "weight_sync", "write", "rollout"), ("params", "weight_sync", "read", "train"),
+        ("sample_id", None, "read", "train"), ("no_tensor", "no_stage", None, "train"),
+    ],
+)  # fmt: skip
+def test_balance_reads_where_was_sampled_and_writes_where_is_trained(name, at, access, where):
+    assert mesh_of(name, at, access) == where
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "owner"),
+    [
+        ("logits", "rollout", "rollout@rollout"), ("hidden_states", "ref_log_prob", "ref@ref_log_prob"),
+        ("grad_norm", "update_critic", "critic@update_critic"), ("grad_norm", "update_actor", "actor@update_actor"),
+        ("comm_buffer", "balance", "actor@balance"), ("kl", "advantage", "actor@advantage"),
+        ("params", "values", "critic@update_critic"), ("params", "ref_log_prob", "ref@ref_log_prob"),
+        ("params", "weight_sync", "actor@update_actor"), ("optimizer_state", "update_critic", "critic@update_critic"),
+        ("updated_params", "rollout", "rollout@weight_sync"), ("loss_mask", "filter", "actor@update_actor"),
+        ("logits", None, "actor@update_actor"),
+    ],
+)  # fmt: skip
+def test_what_each_stage_makes_for_itself_is_its_own(name, at, owner):
+    assert owner_of(name, at) == owner
 
 
 def test_an_unknown_stage_is_refused_with_the_nearest_name():

@@ -217,10 +217,20 @@ def test_form_of_picks_by_rank_then_by_size():
     assert form_of("reward", (1, 1, 1), sizes) is None
 
 
+def test_a_tensor_that_is_put_together_is_the_step_s_and_no_micro_batch() -> None:
+    """As wide as the step where a part was due: the other form that would fit is met within micro-batches alone."""
+    half = {"share": lambda placement, at, dim, sizes: dim.resolve(sizes) // (1 if at else 2)}
+    bound = {"B_prompt": 4, "G": 4}
+    names = {rows: form_of("loss_mask", (rows, 7), bound, **half) for rows in (8, 16, 5)}
+    assert {rows: form and form.name for rows, form in names.items()} == {8: "token", 16: "token", 5: "micro"}
+    inside = form_of("loss_mask", (8, 7), bound, within="micro_batch", **half)
+    assert inside is not None and inside.name == "micro"
+
+
 def test_of_two_forms_that_fit_the_place_decides() -> None:
     # As many samples in the micro-batch as prompts in the step: [4, 23] could be either.
     bound = {"B_prompt": 4, "G": 4}
     outside = form_of("attention_mask", (4, 23), bound)
-    inside = form_of("attention_mask", (4, 23), bound, in_micro_batch=True)
+    inside = form_of("attention_mask", (4, 23), bound, within="micro_batch")
     assert outside is not None and outside.shape == "[B_prompt, S_prompt]"
     assert inside is not None and inside.shape == "[B_micro, S_prompt + S_resp]"

@@ -7,7 +7,9 @@ and exact: a stage takes as many milliseconds as `STAGE_MS` says, and stages fol
 from collections.abc import Iterator
 from pathlib import Path
 
-from flowledger.ledger.directory import create
+import msgspec
+
+from flowledger.ledger.directory import Process, create
 from flowledger.ledger.manifest import Manifest
 from flowledger.ledger.rows import (
     MemoryRow,
@@ -217,3 +219,49 @@ def _metrics(step: int) -> Iterator[Row]:
     yield MetricRow(step=step, t_ns=now, name="reward_mean", raw_name="reward_mean", value=0.75)
     yield MetricRow(step=step, t_ns=now, name="grad_norm", raw_name="grad_norm", value=float(step + 1))
     yield MetricRow(step=step, t_ns=now, name="kl", raw_name="kl", value=float("nan"))
+
+
+# Two ranks, rank 1 slow in its rewards: (id, kind or stage, from, to) in seconds of one clock.
+SLOW: tuple[tuple[tuple[int, str, float, float], ...], ...] = (
+    (
+        (1, "reward", 0, 1), (2, "filter", 1, 21.5), (3, "all_reduce", 1, 21.25), (4, "update_actor", 22, 30),
+        (5, "all_gather", 22, 26), (6, "all_gather", 23, 27), (7, "broadcast", 27, 27.25), (8, "barrier", 30.5, 32),
+    ),
+    (
+        (1, "reward", 0, 21), (2, "filter", 21, 21.5), (3, "all_reduce", 21, 21.25), (4, "update_actor", 22, 30.25),
+        (5, "all_gather", 25, 26), (6, "all_gather", 26, 27), (7, "broadcast", 28, 28.25), (8, "barrier", 32, 32),
+    ),
+)  # fmt: skip
+UNMET = (9, "all_reduce", 33, 34)  # rank 0 over ranks 0 to 2, of which the third recorded nothing
+
+
+def slow_run(path: Path) -> Path:
+    """Write `SLOW` and `UNMET`, of step 0; the clock of rank 1 began 1000 s before that of rank 0."""
+    directory = create(path, Manifest(run=path.name))
+    for rank, spans in enumerate(SLOW):
+        part, early = directory.part("actor", rank), rank * 1000
+        clock = Process(
+            role="actor",
+            rank=rank,
+            host="node",
+            pid=rank,
+            monotonic_ns=early * 1000 * MS,
+            wall_ns=1_700_000_000_000 * MS,
+        )
+        (part / "process.json").write_bytes(msgspec.json.encode(clock))
+        writer = Writer(part)
+        for number, name, start, end in (*spans, *([UNMET] if rank == 0 else [])):
+            stage = next((n for _, n, a, b in spans if n in STAGE_MS and a <= start < b), None)
+            comm = name not in STAGE_MS
+            begin, over = int((early + start) * 1000) * MS, int((early + end) * 1000) * MS
+            writer.put(
+                SpanRow(
+                    id=number, step=0, stage=stage, rank=rank, t_ns=over, event="whole", name=name,
+                    span_kind="comm" if comm else "stage", start_ns=begin, end_ns=over, latency_ms=(over - begin) / MS,
+                    comm_type=name if comm else None, group="dp" if comm else None,
+                    peer_ranks=([0, 1, 2] if number == UNMET[0] else [0, 1]) if comm else None,
+                )
+            )  # fmt: skip
+        writer.close()
+    directory.close("closed")
+    return path

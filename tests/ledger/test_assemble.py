@@ -80,3 +80,40 @@ def test_a_part_that_does_not_fit_breaks_the_law(tmp_path: Path, spoilt: tuple[s
         (law,) = [one for one in laws.check(ledger) if one.id == "shapes_conserved"]
     assert law.verdict == "fail"
     assert law.message.partition("not so. ")[2].startswith(spoilt[0])
+
+
+def moved(path: Path, sampled: tuple[int, ...], group_size: int = 4) -> Path:
+    """Five prompts of four samples on the four ranks of a mesh of dp 2 and tp 2: as they were sampled, and as they are dealt."""
+    config = {"rollout": {"samples_per_prompt": group_size}}
+    book = directory.create(
+        path, manifest.Manifest(run="moved", level="tensors", mesh={"dp": 2, "tp": 2}, config=config)
+    )
+    for rank in range(4):
+        ink = writer.Writer(book.part("actor", rank, coordinates={"dp": rank // 2, "tp": rank % 2}))
+        for access, rows in (("read", sampled[rank]), ("write", 10)):
+            ink.put(
+                TensorRow(
+                    rank=rank, rank_count=4, step=0, role="actor", stage="balance", tensor_name="sample_id",
+                    dims="B_prompt*G", local_shape=[rows], placement=["dp: Shard(0)"], dtype="int64", numel=rows,
+                    bytes=8 * rows, access=access,
+                )
+            )  # fmt: skip
+        ink.close()
+    book.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("sampled", "verdict"),
+    [
+        ((*(4 * len(prompts) for prompts in torch.arange(5).chunk(4)), 0), "pass"),  # 2, 2 and 1 prompts
+        ((5, 5, 5, 5), "fail"),  # of samples that stay together some were torn apart
+        ((4, 8, 8, 0), "fail"),
+    ],
+)
+def test_ranks_that_sample_share_whole_prompts(tmp_path: Path, sampled: tuple[int, ...], verdict: str) -> None:
+    with Ledger(moved(tmp_path / "run", sampled)) as ledger:
+        rows = ledger.rows("SELECT access, logical_shape, count(*) AS ranks FROM accesses GROUP BY ALL")
+        (law,) = [one for one in laws.check(ledger) if one.id == "shapes_conserved"]
+    assert {(row["access"], *row["logical_shape"], row["ranks"]) for row in rows} == {("read", 20, 4), ("write", 20, 4)}
+    assert law.verdict == verdict, law.message

@@ -11,7 +11,7 @@ import pytest
 from flowledger.flow.errors import BadInput
 from flowledger.ledger import directory as rooms
 from flowledger.ledger.directory import create, open_run
-from flowledger.ledger.manifest import Launcher, Manifest
+from flowledger.ledger.manifest import Manifest, Process
 from flowledger.ledger.secrets import MASK, masked
 
 
@@ -94,7 +94,7 @@ def test_a_run_whose_launcher_died_reads_as_crashed(tmp_path: Path) -> None:
 
 
 def test_a_launcher_elsewhere_or_with_a_reused_pid_is_judged_rightly() -> None:
-    here = Launcher.this()
+    here = Process.this()
     assert not here.is_gone()
     assert msgspec.structs.replace(here, started=here.started - 100).is_gone()
     assert not msgspec.structs.replace(here, host="elsewhere", pid=2**22 + 1).is_gone()

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from flowledger.ledger.directory import create
 from flowledger.ledger.manifest import Manifest
 from flowledger.ledger.reader import Ledger
-from flowledger.ledger.rows import MemoryRow, MetricRow, Row, SampleRow, SpanRow, StorageRow, TensorRow
+from flowledger.ledger.rows import FindingRow, MemoryRow, MetricRow, Row, SampleRow, SpanRow, StorageRow, TensorRow
 from flowledger.ledger.writer import Writer
-from tests.ledger.synthetic import KINDS, RESPONSE_LENGTHS, STAGE_MS, synthetic_run
+from tests.diagnose.ranks import book
+from tests.ledger.synthetic import KINDS, RESPONSE_LENGTHS, STAGE_MS, slow_run, synthetic_run
 
 LOG_FIELDS = [
     "stage", "rank", "tensor_name", "logical_shape", "local_shape", "dtype", "numel", "bytes", "mask_ratio", "lifetime",
@@ -196,3 +197,128 @@ def test_a_metric_is_the_weighted_mean_over_processes_and_nan_is_never_averaged_
         MetricRow(step=1, name="kl", raw_name="kl", value=float("inf")),
     ) as ledger:
         assert [(r["value"], r["special"]) for r in ledger.rows("FROM metrics_by_step")] == [(2.0, None), (None, "inf")]
+
+
+def test_what_each_rank_has_for_itself_is_summed_as_one_process_would_have_it(tmp_path: Path) -> None:
+    """Six samples decode for 4, 4, 3, 2, 1, 1 steps. One process runs 6, 4, 3, 2: a mean of 15 / 4 over 4 steps."""
+
+    def running(counts: list[int]) -> list[Row]:
+        told = [MetricRow(step=0, name="rollout/running", raw_name="rollout/running", value=float(n)) for n in counts]
+        return [*told, MetricRow(step=0, name="recorder/rows", raw_name="recorder/rows", value=5.0)]
+
+    def merged(name: str, *ranks: list[int]) -> dict[str, float]:
+        with Ledger(book(tmp_path / name, [running(counts) for counts in ranks])) as ledger:
+            return {row["name"]: row["value"] for row in ledger.rows("FROM metrics_by_step")}
+
+    assert merged("one", [6, 4, 3, 2]) == {"rollout/running": 15 / 4, "recorder/rows": 5}
+    assert merged("two", [3, 2, 2, 2], [3, 2, 1]) == {"rollout/running": 15 / 4, "recorder/rows": 10}
+    weighted = [
+        MetricRow(step=0, name="rollout/running", raw_name="r", value=n, weight=w) for n, w in ((3.0, 1.0), (2.0, 3.0))
+    ]
+    with Ledger(book(tmp_path / "weighted", [weighted, running([3, 2, 1])[:3]])) as ledger:
+        assert [row["value"] for row in ledger.rows("FROM metrics_by_step")] == [15 / 4]
+
+
+def whole(step: int, *, span: int = 1, ended: bool = True) -> list[Row]:
+    """A step that begins and, perhaps, ends."""
+    told = {"id": span, "step": step, "name": "step", "span_kind": "stage", "start_ns": 10 * span}
+    end = SpanRow(**told, event="end", end_ns=10 * span + 5)
+    return [SpanRow(**told, event="begin"), *([end] if ended else [])]
+
+
+def failed(step: int) -> Row:
+    return FindingRow(id="call_failed", verdict="fail", message="reward raised ValueError", step=step)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "cut"),
+    [
+        (
+            [[*whole(0), *whole(1, span=2), *whole(2, span=3), failed(2), *whole(3, span=4)],
+             [*whole(0), *whole(1, span=2, ended=False), *whole(2, span=3)]],
+            [1, 2, 3],
+        ),
+        ([[*whole(0), *whole(1, span=2)], []], [0, 1]),
+        ([[failed(0)]], []),
+    ],
+    ids=["one is open, an exception, one did not come", "one told nothing", "no step is recorded"],
+)  # fmt: skip
+def test_a_step_is_cut_off_where_not_every_rank_ended_it(
+    tmp_path: Path, ranks: list[list[Row]], cut: list[int]
+) -> None:
+    with Ledger(book(tmp_path / "run", ranks)) as ledger:
+        assert [row["step"] for row in ledger.rows("FROM cut_steps")] == cut
+
+
+def test_a_critic_learns_from_the_samples_of_its_rank_that_have_an_advantage(tmp_path: Path) -> None:
+    """Two of three samples are left; before `critic.warmup_steps` the policy is not updated at all."""
+
+    def rank(*kept: str, dropped: str | None = None) -> list[Row]:
+        update = SpanRow(
+            id=1, step=0, stage="update_critic", name="update_critic", span_kind="stage", event="whole", start_ns=0, end_ns=9,
+        )  # fmt: skip
+        samples = [
+            SampleRow(
+                step=0, stage="advantage", sample_id=one, advantage=0.5, prompt_length=2, response_length=int(one)
+            )
+            for one in kept
+        ]
+        gone = (
+            [SampleRow(step=0, stage="advantage", sample_id=dropped, advantage=0.0, dropped_reason="rejected")]
+            if dropped
+            else []
+        )
+        return [update, *samples, *gone]
+
+    with Ledger(book(tmp_path / "run", [rank("1", "3"), rank("4", dropped="5")])) as ledger:
+        rows = ledger.rows("FROM balance_at(NULL)")
+    assert [(row["stage"], row["rank"], row["samples"], row["tokens"], row["longest"]) for row in rows] == [
+        ("update_critic", 0, 2, 3 + 5, 5), ("update_critic", 1, 1, 6, 6),
+    ]  # fmt: skip
+
+
+def test_a_rank_waits_in_a_collective_until_the_last_has_come(tmp_path: Path) -> None:
+    with Ledger(slow_run(tmp_path / "slow")) as ledger:
+        rows = ledger.rows("FROM waited ORDER BY id")
+        met = ledger.rows("SELECT id, count(*) AS ranks, sum(seconds) AS seconds FROM waits GROUP BY id ORDER BY id")
+    assert [(r["rank"], r["id"], r["stage"], r["seconds"], r["last_rank"], r["last_stage"]) for r in rows] == [
+        (0, 3, "filter", 20.0, 1, "reward"),  # 1 to 21
+        (0, 5, "update_actor", 3.0, 1, "update_actor"),  # 22 to 25
+        (0, 6, "update_actor", 1.0, 1, "update_actor"),  # 23 to 26, of which the one before has 23 to 25
+        (0, 7, "update_actor", 0.25, 1, "update_actor"),  # who broadcasts goes on when it has sent
+        (0, 8, None, 1.5, 1, None),  # the last had left its stage, and begun no other
+    ]
+    assert [row["ranks"] for row in met] == [2] * 5  # none of the collective in which one rank is missing
+    assert [row["seconds"] for row in met] == [20.0, 3.0, 1.0, 0.25, 1.5]  # so the last itself waited for nobody
+
+
+def test_the_balance_has_every_stage_of_every_rank_and_counts_overlapping_collectives_once(tmp_path: Path) -> None:
+    with Ledger(slow_run(tmp_path / "slow")) as ledger:
+        rows = ledger.rows("FROM balance_at(0)")
+        nowhere = ledger.rows("FROM balance_at(1)")
+    columns = ("stage", "rank", "samples", "seconds", "comm_seconds", "waited_seconds", "waited_for")
+    assert [tuple(row[name] for name in columns) for row in rows] == [
+        ("reward", 0, None, 1.0, 0.0, None, None),
+        ("reward", 1, None, 21.0, 0.0, None, None),
+        ("filter", 0, None, 20.5, 20.25, 20.0, 1),
+        ("filter", 1, None, 0.5, 0.25, 0.0, None),
+        ("update_actor", 0, None, 8.0, 5.25, 4.25, 1),  # 22 to 27 and 27 to 27.25; their latencies add up to 8.25
+        ("update_actor", 1, None, 8.25, 2.25, 0.0, None),
+    ]
+    assert nowhere == []
+
+
+def test_the_samples_of_a_rank_stand_in_the_stages_that_share_them(ledger: Ledger) -> None:
+    rows = {row["stage"]: row for row in ledger.rows("FROM balance_at(1)")}
+    assert list(rows) == list(STAGE_MS)
+    assert {stage: row["samples"] for stage, row in rows.items() if row["samples"]} == {"rollout": 4, "update_actor": 4}
+    assert rows["update_actor"]["tokens"] == 7 + 6 + 6 + 4 and rows["update_actor"]["micro_batches"] == 2
+
+
+def test_a_stage_of_several_ranks_names_the_slowest_and_its_waiting(ledger: Ledger, tmp_path: Path) -> None:
+    with Ledger(slow_run(tmp_path / "slow")) as several:
+        rows = several.rows("FROM stages")
+    assert [(r["stage"], r["seconds"], r["slowest_rank"], r["waited_seconds"]) for r in rows] == [
+        ("reward", 21.0, 1, None), ("filter", 20.5, 0, 20.0), ("update_actor", 8.25, 1, 0.0),
+    ]  # fmt: skip
+    assert {row["slowest_rank"] for row in ledger.rows("FROM stages")} == {None}  # one process: nothing to name

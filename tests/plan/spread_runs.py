@@ -23,6 +23,14 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "sp2": ({"sp": 2}, {"actor": {"activation_checkpointing": True}}),
     "cp2": ({"cp": 2}, {"critic": {"path": "start"}, "algorithm": {"advantage": "gae"}}),
     "ep2": ({"dp": 2, "ep": 2}, {"model": {"tiny": {**SMALL, "experts": 4}}}),
+    "sp2 lora": (
+        {"sp": 2},
+        {
+            "model": {"tiny": SMALL, "lora": {"rank": 3, "target_modules": ["q_proj", "up_proj"]}},
+            "ref": {"path": "start"},
+            "algorithm": {"kl_coef": 0.1},
+        },
+    ),
     "dp2 tp2": ({"dp": 2, "tp": 2}, {"ref": {"path": "start"}, "algorithm": {"kl_coef": 0.1}}),
 }
 

@@ -54,3 +54,30 @@ def test_a_token_budget_holds_as_many_samples_as_fit_at_full_length() -> None:
 def test_micro_batches_count_all_data_parallel_ranks() -> None:
     one, eight = (bindings(TINY.config, TINY.architecture, dp, 96) for dp in (1, 8))
     assert (one["T"], eight["T"]) == (96, 768)
+
+
+@pytest.mark.parametrize(
+    ("words", "local", "whole", "tokens"),
+    [
+        # 8 samples of a mini-batch, 4 on each of two dp ranks: 2 prompts * 32 + 4 responses * 16 tokens
+        (("mesh.dp=2", "mesh.tp=2"), 4, 8, 128),
+        # the same over four: 2 samples of two prompts
+        (("mesh.dp=4",), 2, 8, 96),
+        # 8 samples on one dp rank: micro-batches of 4 samples of one prompt
+        (("mesh.tp=2",), 4, 4, 96),
+        # a budget of 200 tokens holds 4 samples of 48, and is planned full
+        (("mesh.dp=2", "mesh.tp=2", "actor.micro_batch={max_tokens: 200}"), 4, 8, 192),
+        (("mesh.tp=2", "actor.micro_batch={max_tokens: 200}"), 4, 4, 200),
+        (("mesh.dp=2", "mesh.tp=2", "actor.micro_batch={max_tokens: 100}"), 2, 4, 100),
+    ],
+)
+def test_samples_of_a_micro_batch_on_a_mesh_by_hand(
+    words: tuple[str, ...], local: int, whole: int, tokens: int
+) -> None:
+    """examples/tiny.yaml: mini-batches of 2 prompts * 4 samples of 32 + 16 tokens, in micro-batches of 4 samples."""
+    plan = planned("tiny.yaml", *words)
+    assert plan.setting.bindings["B_micro"] == whole
+    rows = [row for row in plan.shapes if row.stage == "update_actor" and row.dims == "[B_micro]"]
+    assert {(tuple(row.local_shape), tuple(row.logical_shape)) for row in rows} == {((local,), (whole,))}
+    packed = [row for row in plan.shapes if row.tensor_name == "full_sequence" and row.dims == "[1, T]"]
+    assert {tuple(row.local_shape) for row in packed if row.stage == "update_actor"} == {(1, tokens)}

@@ -1,5 +1,6 @@
 """Planned collectives against those that every rank recorded, to the byte, and against sums by hand."""
 
+import time
 from collections import Counter
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from flowledger.flow.mesh import mesh
 from flowledger.ledger.rows import SpanRow
+from flowledger.plan.communication import by_ranks, communication, summed
 from flowledger.plan.document import document
 from flowledger.plan.talk import named, peers_of
 from tests.plan.conftest import planned
@@ -17,7 +19,7 @@ from tests.plan.spread_runs import CASES, config, module, recorded
 def test_planned_bytes_are_recorded_bytes(name: str) -> None:
     ranks = recorded(name)
     for rows in ranks:
-        assert sum(isinstance(row, SpanRow) and row.span_kind == "comm" for row in rows) > 50
+        assert sum(isinstance(row, SpanRow) and row.span_kind == "comm" for row in rows) > 30
     assert module("shapes_agree").bytes_wrong(config(name), ranks) == []
 
 
@@ -83,3 +85,75 @@ def test_the_document_sums_them_and_one_process_has_none() -> None:
     assert sum(row.bytes or 0 for row in spans) == sum(row["bytes"] for row in rows)
     assert {tuple(row.peer_ranks or ()) for row in spans} == {(0, 1)}
     assert document(planned("tiny.yaml"), shapes=False)["communication"] == []
+
+
+# mesh and what else is set -> the parts that the collectives of its ranks come in, by hand
+PARTS = {
+    "responses end on the last sp rank": (
+        ("mesh.tp=2", "mesh.sp=2", "actor.engine.sequence_parallel=true", "actor.old_log_prob=true"),
+        ["sp 0", "sp 1"],
+    ),
+    "nobody sums over a head that is not cut": (("mesh.sp=2", "mesh.cp=2"), ["all"]),
+    "264 words over 16 are 17 each, and 9": (
+        ("mesh.tp=16", "mesh.dp=2", "model.tiny.heads=16", "model.tiny.kv_heads=16", "data.prompts_per_step=32"),
+        ["tp 0-14", "tp 15"],
+    ),
+    "3 prompts on 4 ranks": (
+        ("mesh.dp=2", "mesh.cp=2", "data.prompts_per_step=3", "actor.mini_batch_prompts=1"),
+        ["ranks 0-2", "dp 1, cp 1"],
+    ),
+    "stages, and within them prompts": (
+        ("mesh.pp=2", "mesh.sp=2", "data.prompts_per_step=3", "actor.mini_batch_prompts=3"),
+        ["pp0", "pp1, sp 0", "pp1, sp 1"],
+    ),
+    "both ends send the gradient of their piece of the tied weight": (
+        ("mesh.pp=2", "mesh.dp=16", "data.prompts_per_step=32", "actor.mini_batch_prompts=4"),
+        ["pp0, dp 0-14", "pp0, dp 15", "pp1, dp 0-14", "pp1, dp 15"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_the_rows_of_a_part_are_those_of_each_of_its_ranks(name: str) -> None:
+    settings, parts = PARTS[name]
+    plan = planned("tiny.yaml", *settings)
+    assert [ranks.label for ranks, _ in plan.talks] == parts
+    rows = document(plan, shapes=False)["communication"]
+    found = {part: [{**row, "ranks": None} for row in rows if row["ranks"] == part] for part in parts}
+    of_each = [
+        [{"ranks": None, **row} for row in summed(communication(plan.course(rank)))]
+        for rank in range(plan.setting.mesh.size)
+    ]
+    for ranks, _ in plan.talks:
+        assert of_each[ranks.first] == found[ranks.label] and of_each.count(found[ranks.label]) == ranks.count
+    assert sum(ranks.count for ranks, _ in plan.talks) == plan.setting.mesh.size
+
+
+def test_the_parts_are_recorded_bytes() -> None:
+    """Two tp ranks of the first slice of a row, which has prompts mostly, and two of the second; 3 prompts on 4 ranks."""
+    settings = config("tp2").model_copy(update={"mesh": config("sp2").mesh.model_copy(update={"tp": 2})})
+    rows = module("forked").ranks(4, module("shapes_agree").rows_of_step, settings)
+    step = module("shapes_agree").Step(settings, rows)
+    parts = by_ranks(step.course, step.plan.setting.mesh, step.plan.classes)
+    assert [(ranks.label, ranks.count) for ranks, _ in parts] == [("sp 0", 2), ("sp 1, tp 0", 1), ("sp 1, tp 1", 1)]
+    due = [
+        {(row["stage"], row["group"], row["comm_type"]): row["bytes"] for row in summed(talks)} for _, talks in parts
+    ]
+    assert due[0]["update_actor", "tp", "all_reduce"] != due[1]["update_actor", "tp", "all_reduce"]
+    for rank, part in enumerate((0, 0, 1, 2)):
+        sent = Counter[Any]()
+        for row in rows[rank]:
+            if isinstance(row, SpanRow) and row.span_kind == "comm" and row.end_ns is not None and not row.step:
+                sent[row.stage, row.group, row.comm_type] += row.bytes or 0
+        assert sent == due[part]
+
+
+def test_ten_thousand_ranks_come_in_a_few_parts() -> None:
+    plan = planned(
+        "tiny.yaml", "mesh.dp=640", "mesh.tp=2", "mesh.sp=2", "mesh.pp=4", "model.tiny.layers=4",
+        "actor.engine.sequence_parallel=true", "data.prompts_per_step=10240", "actor.mini_batch_prompts=2560",
+    )  # fmt: skip
+    started = time.process_time()
+    found = plan.talks
+    assert time.process_time() - started < 3
+    assert sum(ranks.count for ranks, _ in found) == 10_240 and len(found) < 10

@@ -19,7 +19,7 @@ from flowledger.plan.weights import count
 from tests.plan.conftest import WATCHED, Witnesses, planned
 
 # Symbols whose value is known only once samples are there; the plan has their greatest value.
-DEPENDS_ON_DATA = {"T", "T_logit", "B_admit", "N_decode"}
+DEPENDS_ON_DATA = {"T", "T_logit", "B_admit", "B_run", "N_decode"}
 
 # What the recorder writes and the flow does not declare: (stage, phase or None for any, tensor) -> why.
 UNDECLARED = {
@@ -32,7 +32,6 @@ UNDECLARED = {
         "activations",
     ): "recorded as one flat sum of storages a layer, planned as tensors of size H",
 }
-RENAMED = {("rollout", "logits"): "B_run, V"}  # recorded under the first form of the right rank
 
 # What the plan has and the recorder does not see: it watches arguments and results of the loop's functions.
 UNSEEN_PHASES = {"backward", "step"}  # autograd and the optimizer read without calling anything that is watched
@@ -67,12 +66,11 @@ def undeclared(row: dict[str, Any]) -> bool:
 
 def candidates(row: dict[str, Any], plan: list[TensorRow]) -> list[TensorRow]:
     """Planned rows for one observed access. Micro-batches are cut, and weights are handed over, before a phase begins."""
-    dims = RENAMED.get((row["stage"], row["tensor_name"]), row["dims"])
     return [
         one
         for one in plan
         if (one.stage, one.tensor_name) == (row["stage"], row["tensor_name"])
-        and (one.dims or "").strip("[]") == dims
+        and (one.dims or "").strip("[]") == row["dims"]
         and (one.phase == row["phase"] or one.phase is None or row["phase"] is None)
         and (one.layer == row["layer"] or row["tensor_name"] == "hidden_states")
         and (one.access == row["access"] or reshaped(row))
@@ -106,9 +104,7 @@ def test_every_recorded_access_was_planned_with_its_shapes(witnesses: Callable[[
 def test_what_was_planned_and_not_recorded_is_of_a_known_sort(witnesses: Callable[[str], Witnesses], name: str) -> None:
     witness = witnesses(name)
     rows = recorded(witness)
-    seen = {
-        (row["stage"], row["tensor_name"], RENAMED.get((row["stage"], row["tensor_name"]), row["dims"])) for row in rows
-    }
+    seen = {(row["stage"], row["tensor_name"], row["dims"]) for row in rows}
     for one in witness.plan.shapes:
         dims = (one.dims or "").strip("[]")
         if (one.stage, one.tensor_name, dims) in seen or (one.stage, one.tensor_name) in UNSEEN:

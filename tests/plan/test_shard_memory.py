@@ -13,6 +13,8 @@ from flowledger.config.schema import RunConfig
 from flowledger.plan.fsdp import timeline as fsdp
 from flowledger.plan.fsdp.pipeline import in_flight
 from flowledger.plan.job import Job
+from flowledger.plan.memory import LATER
+from flowledger.run.models import load_policy
 from tests.plan.fsdp_runs import architecture
 from tests.run import worlds
 
@@ -29,29 +31,54 @@ def agree(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("peaks_agree")
 
 
-def config(folder: Path, mesh: dict[str, int], **changes: Any) -> RunConfig:
-    """Prompts of equal length, and micro-batches of four samples."""
+def config(folder: Path, number: int, mesh: dict[str, int], **changes: Any) -> RunConfig:
+    """So many prompts of equal length, and micro-batches of four samples."""
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": letter * PROMPT, "answer": "x"}) + "\n" for letter in "abcd"))
     (folder / "by_length.py").write_text("def reward(response, answer):\n    return float(len(response) % 3)\n")
     return worlds.config(
-        model={"tiny": TINY}, data={"path": str(prompts), "prompts_per_step": 4, "max_prompt_tokens": PROMPT},
-        rollout={"samples_per_prompt": 4, "max_response_tokens": 12},
+        data={"path": str(prompts), "prompts_per_step": number, "max_prompt_tokens": PROMPT},
+        rollout={"samples_per_prompt": 4, "max_response_tokens": 8},
         reward={"components": [{"name": "r", "kind": "function", "path": f"{folder / 'by_length.py'}:reward"}]},
-        actor={"mini_batch_prompts": 4, "micro_batch": {"samples": 4}}, mesh=mesh,
-        **{"ref": {"path": "start"}, "algorithm": {"kl_coef": 0.1}, **changes},
+        mesh=mesh,
+        **{
+            "model": {"tiny": TINY}, "ref": {"path": "start"}, "algorithm": {"kl_coef": 0.1}, **changes,
+            "actor": {"mini_batch_prompts": number, "micro_batch": {"samples": 4}, **changes.get("actor", {})},
+        },
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("mesh", [{"dp": 2}, {"pp": 2}], ids=["dp", "pp"])
+AGAIN = {"activation_checkpointing": True, "log_prob_chunk_tokens": 16}
+CRITIC = {"critic": {"path": "start"}, "algorithm": {"advantage": "gae", "kl_coef": 0.1}}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "prompts", "changes"),
+    [
+        ({"dp": 2}, 3, {"model": {"tiny": TINY, "lora": {"rank": 8}}}),
+        ({"tp": 2}, 1, {"actor": AGAIN, **CRITIC}),
+    ],
+    ids=["dp, LoRA, a last micro-batch of two", "tp, critic, layers and chunks of logits again"],
+)
 def test_every_stage_on_every_rank_is_within_two_percent(
-    mesh: dict[str, int], agree: ModuleType, tmp_path: Path
+    mesh: dict[str, int], prompts: int, changes: dict[str, Any], agree: ModuleType, tmp_path: Path
 ) -> None:
-    pairs = agree.peaks(config(tmp_path, mesh))
+    pairs = agree.peaks(config(tmp_path, prompts, mesh, **changes))
     assert {pair.rank for pair in pairs} == {0, 1}
     assert {pair.stage for pair in pairs} >= {"rollout", "ref_log_prob", "advantage", "update_actor", "weight_sync"}
     off = {(pair.rank, pair.stage): f"{pair.error:+.1%}" for pair in pairs if abs(pair.error) > TOLERANCE}
     assert off == {}
+
+
+def test_adapters_of_a_bfloat16_model_are_planned_as_peft_keeps_them(agree: ModuleType) -> None:
+    """At rest there are the policy, rollout's copy of it, and two moments of each number that is trained."""
+    made = worlds.config(model={"tiny": TINY, "dtype": "bfloat16", "lora": {"rank": 8}})
+    weights = list(load_policy(made.model, seed=0).model.parameters())
+    held, trained = (
+        sum(one.nbytes for one in some) for some in (weights, [one for one in weights if one.requires_grad])
+    )
+    kinds = next(one.kinds for one in agree.planned(made).memory if (one.stage, one.step) == ("prompt", LATER))
+    assert (kinds["param"], kinds["optimizer"]) == (2 * held, 2 * trained)
 
 
 def staged(pp: int, rank: int, number: int, **engine: Any) -> Job:

@@ -10,7 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowledger.diagnose import laws
 from flowledger.flow.mesh import mesh
+from flowledger.ledger.reader import Ledger
 from flowledger.ledger.rows import TensorRow
 from flowledger.plan.rows_of_tokens import Micro, Sample, Sharing, TokenRow, alike
 from flowledger.plan.shards import Shards
@@ -89,6 +91,9 @@ def test_the_pieces_of_all_ranks_are_the_model(
 
 def test_a_run_that_was_written_down_is_compared_too(tmp_path: Path) -> None:
     module("forked").ranks(2, module("shapes_agree").record, config("pp2"), tmp_path / "run")
+    with Ledger(tmp_path / "run") as ledger:  # three prompts on two ranks
+        (law,) = [one for one in laws.check(ledger) if one.id == "shapes_conserved"]
+    assert law.verdict == "pass", law.message
     agreement = module("shapes_agree").compare(tmp_path / "run")
     assert agreement.compared > 200
     assert (agreement.wrong, agreement.bytes_wrong) == ([], [])

@@ -82,6 +82,25 @@ def test_the_mask_shows_each_sample_its_own_positions():
     assert seen.int().tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 0]]
 
 
+def test_a_mask_shows_one_position_more_with_each_step_also_after_samples_have_left_and_come():
+    kv_cache = cache(positions=8)
+
+    def seen(running: int) -> list[int]:
+        kv_cache.begin_decode(running)
+        mask = kv_cache.decode_mask(torch.float32)[:, 0, 0]
+        assert set(mask.flatten().tolist()) <= {0.0, -torch.inf}
+        counts = (mask == 0).sum(1)
+        assert ((mask == 0) == (torch.arange(mask.shape[1]) < counts[:, None])).all()
+        return counts.tolist()
+
+    kv_cache.lengths[:3] = torch.tensor([0, 2, 1])
+    assert [seen(3) for _ in range(3)] == [[1, 3, 2], [2, 4, 3], [3, 5, 4]]
+    kv_cache.copy(rows=torch.tensor([1]), sources=torch.tensor([2]), lengths=torch.tensor([4]))
+    assert [seen(2) for _ in range(2)] == [[4, 5], [5, 6]]
+    kv_cache.begin_prompts(torch.tensor([1]), torch.tensor([2]))
+    assert [seen(2) for _ in range(2)] == [[6, 3], [7, 4]]
+
+
 def test_a_window_hides_what_is_too_far_back():
     kv_cache = cache(MistralConfig(**SIZES, sliding_window=2))
     kv_cache.lengths[:2] = torch.tensor([3, 1])

@@ -176,3 +176,12 @@ def test_a_token_reward_model_scores_response_tokens_only(policy: models.Policy)
     assert scores.shape == (1, 3)
     assert scores[0, 2] == 0
     assert (scores[0, :2] != 0).all()
+
+
+def test_a_rank_without_samples_gets_no_score_of_them(policy: models.Policy) -> None:
+    ids = torch.zeros(0, 5, dtype=torch.int64)
+    sample, token = (
+        models.load_reward_model("tiny", policy, level, seed=1, key="path") for level in ("sample", "token")
+    )
+    assert models.score_samples(sample, ids, ids).shape == (0,)
+    assert models.score_tokens(token, ids, ids, ids[:, :3]).shape == (0, 3)

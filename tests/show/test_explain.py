@@ -52,6 +52,29 @@ def test_the_two_sequence_parallelisms_are_kept_apart():
     assert explain_rows("hidden_states")["variants"]["megatron_sp"]["tp"] == "Shard(1)"
 
 
+@pytest.mark.parametrize(
+    ("word", "meanings_"),
+    [
+        ("SP", ["Megatron SP", "Ulysses", "sp"]), ("sp", ["sp", "Megatron SP", "Ulysses"]), ("Ulysses", ["Ulysses", "sp"]),
+        ("ring", ["CP ring", "cp"]), ("Megatron-SP", ["Megatron SP", "tp"]), ("scheme:ring", ["CP ring"]),
+        ("context parallelism", ["CP ring", "CP all-to-all", "cp"]), ("mesh", ["mesh", "batch-vs-sequence"]),
+        ("sequence cut", ["batch-vs-sequence"]), ("expert_parallel", ["ep"]),
+    ],
+)  # fmt: skip
+def test_splits_are_found_under_the_names_that_people_use(word, meanings_):
+    assert [facts["name"] for facts in meanings(word)] == meanings_
+    assert explain(word, "zh").count("\n\n") == len(meanings_) - 1
+
+
+def test_a_cut_of_the_batch_stands_beside_a_cut_of_sequences():
+    text = explain("mesh")
+    for fact in ("batch cut: how many samples run at once", "sequence cut: how the tokens within a sample",
+                 "[B, S, H] -> [B/dp, S, H]", "[B, S, H] -> [B, S/n, H]", "dp: Cuts the batch", "ep: Cuts experts"):  # fmt: skip
+        assert fact in text
+    for fact in ("切 batch：同时跑多少条样本", "切序列：一条样本内部", "混淆时"):
+        assert fact in explain("mesh", "zh")
+
+
 def test_the_name_of_a_framework_leads_to_ours():
     assert explain("completion_ids").startswith("response_ids  (= completion_ids)")
 
@@ -157,3 +180,29 @@ def test_values_stand_in_one_column_of_the_terminal(lang):
     for line in explain("gae", lang).splitlines()[1:]:
         assert cell_len(re.match(r"  (\S+( \S+)*)? +", line)[0]) == 18, line
     assert f"critic{'：' if lang == 'zh' else ': '}" in explain("gae", lang)
+
+
+@pytest.mark.parametrize(
+    ("asked", "name", "fact"),
+    [
+        ("placement", "placement", "Shard(d)"), ("shards", "shards", "shapes_conserved"), ("collectives", "collectives", "all_reduce"),
+        ("hang", "hang", "record.hang_after_s"), ("owner rank", "owner_rank", "0-12:4"), ("owner_rank", "owner_rank", "0-12:4"),
+        ("Waiting", "waiting", "is_there"),
+    ],
+)  # fmt: skip
+def test_words_of_shards_and_recordings_are_defined(asked, name, fact):
+    (facts,) = meanings(asked)
+    assert (facts["what"], facts["name"]) == ("word", name)
+    for lang in ("en", "zh"):
+        assert fact in explain(asked, lang)
+    assert explain(f"word:{asked}").endswith(explain(asked).partition("\n")[2])
+
+
+@pytest.mark.parametrize(
+    ("asked", "two"), [("SP", ("Megatron SP", "Ulysses")), ("context_parallel", ("CP ring", "CP all-to-all"))]
+)
+def test_a_name_of_two_schemes_begins_by_saying_so(asked, two):
+    line, chinese = explain(asked).splitlines()[0], explain(asked, "zh").splitlines()[0]
+    assert line.startswith(f"There are two that are called {asked}:") and chinese.startswith(f"叫 {asked} 的有两种：")
+    assert all(name in line and name in chinese for name in two)
+    assert not explain("ring").startswith("There are") and not explain("values").startswith("There are")

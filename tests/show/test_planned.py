@@ -10,7 +10,7 @@ from rich.console import Console
 from flowledger.flow.errors import BadInput
 from flowledger.plan.ask import Question, answer
 from flowledger.plan.document import document
-from flowledger.show import planned, terminal
+from flowledger.show import fitting, planned
 from flowledger.show.words import human_bytes
 from tests.plan.conftest import planned as plan_of
 
@@ -120,8 +120,9 @@ def test_tables_are_chosen_by_name() -> None:
         ("actor_rollout_ref.actor.ppo_mini_batch_size", 18, ["actor_rollout_ref.", "actor.ppo_mini_", "batch_size"]),
         ("update_actor/forward", 13, ["update_actor/", "forward"]),
         ("short", 18, ["short"]),
+        ("[12059152..77791488]", 12, ["[12059152..", "77791488]"]),  # a range, between its numbers
         ("abcdefghij", 4, ["abcdefghij"]),  # no place to break at: left to the terminal
     ],
 )
 def test_long_names_break_between_words(name: str, width: int, due: list[str]) -> None:
-    assert terminal.folded(name, width).split("\n") == due
+    assert fitting.folded(name, width).split("\n") == due

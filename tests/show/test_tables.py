@@ -1,6 +1,7 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,13 +9,16 @@ import pytest
 from rich.console import Console
 
 from flowledger.flow.errors import BadInput
+from flowledger.flow.rank_classes import count_of, spans
 from flowledger.ledger.directory import create
 from flowledger.ledger.manifest import Manifest
 from flowledger.ledger.reader import Ledger
+from flowledger.ledger.rows import MemoryRow, TensorRow
+from flowledger.ledger.writer import Writer
 from flowledger.show import plain, terminal
 from flowledger.show.tables import TABLES, table
 from flowledger.show.words import human_bytes, human_shape, visible
-from tests.ledger.synthetic import BINDINGS, synthetic_run
+from tests.ledger.synthetic import BINDINGS, slow_run, synthetic_run
 
 EIGHT = [
     "stage",
@@ -96,6 +100,27 @@ def test_memory_names_the_peak_what_it_is_made_of_and_the_estimates(ledger: Ledg
     assert cache["measured"] is None and cache["deviation"] is None and summary["peak"]["residue"] == 500
 
 
+def test_the_balance_says_who_waited_for_whom_and_where_that_one_was(ledger: Ledger, tmp_path: Path) -> None:
+    with Ledger(slow_run(tmp_path / "slow")) as several:
+        text, stages = drawn(several, "balance"), drawn(several, "stages")
+        found, same = (
+            json.loads(plain.table_json(table(several, "balance", step=0, stage=stage)))["summary"]["waits"]
+            for stage in ("filter", "reward")  # where it waited, and where the other was
+        )
+    said = [line for line in text.splitlines() if " waited " in line and ":" in line]
+    assert said == [
+        "step 0: rank 0 waited 20.0 s for rank 1 in filter (all_reduce over dp); rank 1 was in reward",
+        "step 0: rank 0 waited 4.00 s for rank 1 in update_actor (all_gather over dp); rank 1 was in update_actor",
+        "step 0: rank 0 waited 1.50 s for rank 1 in no stage (barrier over dp)",
+    ]
+    assert found == same == [{
+        "step": 0, "stage": "filter", "comm_type": "all_reduce", "group": "dp", "last_rank": 1, "last_stage": "reward",
+        "ranks": [0], "seconds": 20.0,
+    }]  # fmt: skip
+    assert "slowest" in stages and max(len(line) for line in stages.splitlines()) <= 100
+    assert table(ledger, "balance").summary == {} and "slowest" not in drawn(ledger, "stages")
+
+
 def test_an_estimate_without_its_inputs_is_skipped_and_says_what_it_lacks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,3 +157,95 @@ def test_words_for_people() -> None:
     assert human_shape([4, 32], [4, 24]) == "[4, 24..32]" and human_shape([]) == "[]"
     assert visible("a b\n\x1b[31m") == "a␣b⏎�[31m"
     assert terminal.spark([0.0, None, 1.0]) == "▁×█"
+
+
+def several_ranks(path: Path) -> Path:
+    """A step on four ranks: each holds all of a mask of which 0 and 2 make up a copy, and rank 3 has the highest peak."""
+    book = create(path, Manifest(run=path.name))
+    for rank in (2, 0, 3, 1):
+        ink = Writer(book.part("actor", rank))
+        at = {"step": 0, "stage": "update_actor", "role": "actor", "rank": rank}
+        ink.put(TensorRow(
+            t_ns=rank, **at, phase="forward", tensor_name="attention_mask", dims="B_micro, T", logical_shape=[4, 123456789],
+            local_shape=[2, 123456789 + rank], owner_rank="0, 2", access="read",
+        ))  # fmt: skip
+        for instant in ("begin", "end"):
+            ink.put(MemoryRow(t_ns=rank, **at, phase="forward", instant=instant, kind="total", allocated=5000 + rank, reserved=9000))  # fmt: skip
+        ink.close()
+    book.close("closed")
+    return path
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ledger]:
+    with Ledger(several_ranks(tmp_path_factory.mktemp("four") / "four")) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("wide", [False, True])
+def test_memory_of_several_ranks_says_which_and_the_peak_on_which(four: Ledger, wide: bool) -> None:
+    text = drawn(four, "memory", wide=wide)
+    ends = [line.split() for line in text.splitlines() if "end" in line.split()]
+    heading = next(line.split() for line in text.splitlines() if "stage" in line)
+    assert "rank" in heading and [line[2] for line in ends] == ["0", "1", "2", "3"]
+    assert "peak 4.9K allocated in update_actor/forward, step 0, rank 3 (at begin)" in text.replace("\n", " ")
+    assert text.count("K, M, G, T are KiB, MiB, GiB, TiB") == 1
+
+
+def test_one_rank_takes_no_column_for_it_and_small_sizes_no_unit(ledger: Ledger) -> None:
+    assert " rank " not in drawn(ledger, "memory") and "KiB" in drawn(ledger, "memory")
+    assert "KiB" not in drawn(ledger, "samples")
+
+
+def test_owner_ranks_are_told_from_those_that_hold_a_copy(four: Ledger, ledger: Ledger) -> None:
+    text = drawn(four, "shapes", width=200)
+    assert "0, 2" in text and "held by 4" in text and "0-12:4 is every fourth rank from 0 to 12" in text
+    assert "held by" not in drawn(ledger, "shapes") and "0-12:4" not in drawn(ledger, "shapes")
+
+
+def test_a_number_of_a_shape_is_never_broken_over_lines(four: Ledger) -> None:
+    words = drawn(four, "shapes", width=100).split()
+    assert "123456789]" in words and "123456789.." in words and "123456792]" in words
+
+
+def test_wide_tables_are_as_wide_as_they_need(four: Ledger) -> None:
+    lines = drawn(four, "shapes", width=60, wide=True).splitlines()
+    assert "local shard shape" in lines[1] and "mask / broadcast" in lines[1] and "owner rank" in lines[1]
+    assert any("[2, 123456789..123456792]" in line for line in lines)
+
+
+@pytest.mark.parametrize("name", ["shapes", "memory"])
+def test_a_phase_may_be_named_with_its_stage(four: Ledger, name: str) -> None:
+    assert {row["phase"] for row in table(four, name, stage="update_actor/forward").rows} == {"forward"}
+    assert table(four, name, stage="update_actor/backward").rows == []
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "words"),
+    [
+        ("shapes", "update_actor/forwards", "update_actor has no phase 'forwards'.*did you mean forward"),
+        ("shapes", "prompt/forward", "prompt has no phase 'forward'; it has load"),
+        ("stages", "update_actor/forward", "stages has whole stages only; use --stage update_actor"),
+    ],
+)
+def test_a_phase_that_is_not_there_is_named(four: Ledger, name: str, stage: str, words: str) -> None:
+    with pytest.raises(BadInput, match=words):
+        table(four, name, stage=stage)
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_query_names_its_columns_however_many(rows: int) -> None:
+    names = [f"column_{number}" for number in range(40)]
+    screen = Console(width=60, record=True, file=io.StringIO(), highlight=False)
+    terminal.draw_result(names, [list(range(40))] * rows, screen)
+    text = screen.export_text().replace("\n", " ")
+    assert "…" not in text and all(re.search(rf"\b{name}\b", text) for name in names)
+    assert ("no rows; the columns are column_0," in text) == (rows == 0)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "count"),
+    [([5], 1), ([0, 2], 2), ([0, 1, 2, 3, 8], 5), (list(range(0, 16, 4)), 4), ([*range(0, 40, 5), 41], 9)],
+)
+def test_a_list_of_ranks_is_counted_as_it_is_written(ranks: list[int], count: int) -> None:
+    assert count_of(spans(ranks)) == (None if "…" in spans(ranks) else count)

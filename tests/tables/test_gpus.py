@@ -73,6 +73,20 @@ def test_rates_lie_in_the_range_of_real_devices(row: Gpu) -> None:
     assert (row.sm is not None) == (row.vendor == "nvidia")
 
 
+@pytest.mark.parametrize(
+    ("name", "cores", "mhz"),
+    [
+        ("a100", 6912, 1410), ("h100", 16896, 1980), ("h100-pcie", 14592, 1755), ("h100-nvl", 16896, 1785), ("b200", 18944, 1980),
+        ("l4", 7424, 2040), ("l40s", 18176, 2520), ("l20", 11776, 2520), ("a10", 9216, 1695), ("a40", 10752, 1740),
+        ("a6000", 10752, 1800), ("3090", 10496, 1695), ("4090", 16384, 2520), ("5090", 21760, 2407),
+        ("v100", 5120, 1530), ("t4", 2560, 1590),
+    ],
+)  # fmt: skip
+def test_float32_is_two_operations_a_core_and_clock(name: str, cores: int, mhz: int) -> None:
+    assert gpu(name).flops("float32") == pytest.approx(2 * cores * mhz * 1e6, rel=0.01)
+    assert gpu(name).flops("bfloat16") == gpu(name).flops("float16") == gpu(name).matrix_flops
+
+
 def test_export_versions_have_the_same_memory_and_slower_links() -> None:
     assert gpu("H800").memory_bytes == gpu("H100").memory_bytes
     assert gpu("H800").link_bytes_per_s < gpu("H100").link_bytes_per_s

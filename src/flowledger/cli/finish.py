@@ -3,14 +3,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 
 from flowledger.cli.recorded import Recorded
 from flowledger.flow.errors import BadInput
 
 
-def finish(path: Path, *, tables: bool) -> None:
-    """Check, compact and show what was recorded."""
-    _close_book(path)
+def finish(path: Path, *, tables: bool, died: str = "") -> None:
+    """Check, compact and show what was recorded. `died`: which rank did, where one has."""
+    _close_book(path, died)
     _conclude(path, tables=tables)
 
 
@@ -34,7 +35,7 @@ def deaf() -> Iterator[None]:
     """Ctrl-C is not heard inside: closing a book takes a second or two, and half closed it would be worth less."""
     import signal
 
-    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [(number, signal.signal(number, _unheard)) for number in (signal.SIGINT, signal.SIGTERM)]
     try:
         yield
     finally:
@@ -42,8 +43,13 @@ def deaf() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _close_book(path: Path) -> None:
+def _unheard(number: int, frame: FrameType | None) -> None:
+    """In place of SIG_IGN: Python complains of a signal that arrives while it gives that."""
+
+
+def _close_book(path: Path, died: str) -> None:
     """Read the whole ledger once: write the laws' findings, compact, and keep a link to the latest run."""
+    from flowledger.cli import deaths
     from flowledger.diagnose import balance, laws, shapes, waiting
     from flowledger.ledger import compact, directory, reader, writer
 
@@ -51,7 +57,7 @@ def _close_book(path: Path) -> None:
         checks = (laws, shapes, balance, waiting)
         findings = [finding for one in checks for finding in one.check(ledger)]
     ink = writer.Writer(directory.open_run(path).part("actor", 0))
-    for finding in findings:
+    for finding in (*([deaths.finding(died)] if died else []), *findings):
         ink.put(finding)
     ink.close()
     if ink.failure is None:

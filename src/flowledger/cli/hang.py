@@ -34,6 +34,16 @@ def alarm(recorded: "Recorded", *, after_s: float, rank: int) -> "Alarm | None":
     return Alarm(after_s + SETTLE_S + min(rank * APART_S, LATEST_S), look, tell)
 
 
+def seen_in(path: Path) -> str:
+    """What is to be found now that the ranks of a run have ended, of which one gave no sign of life; "" where nothing is."""
+    from flowledger.diagnose import waiting
+    from flowledger.ledger.reader import Ledger
+
+    with Ledger(path, only=("spans", "findings")) as ledger:
+        found = waiting.check(ledger)
+    return recorded_in(path) or (found[0].message if found else "")
+
+
 def recorded_in(path: Path) -> str:
     """What was found while the ranks of a run hung; "" where they did not."""
     from flowledger.ledger.reader import Ledger

@@ -5,18 +5,22 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
 
 from flowledger.cli import hang
+from flowledger.cli.deaths import last_seen
 from flowledger.cli.finish import deaf, finish
 from flowledger.cli.ranks import LAUNCHER
+from flowledger.cli.recorded import on_disk
 from flowledger.flow.errors import BadInput
 
 if TYPE_CHECKING:
     from flowledger.ledger.directory import RunDirectory
+    from flowledger.run.parallel.company import Word
     from flowledger.run.parallel.torchrun import Outcome
 
 
@@ -27,36 +31,52 @@ SPOKEN = (1, 2, 130)  # exit codes of ranks that said why, or ended because of a
 def launch(config: Path, overrides: Sequence[str], nproc: int, path: Path | None, *, tables: bool, quiet: bool) -> None:
     """Run as `nproc` ranks and end as they did: exit code 0, 2 for bad input, 130 interrupted, 1 for anything else."""
     from flowledger.run.parallel import torchrun
+    from flowledger.run.parallel.company import LOST
 
     out = [] if path is None else ["-o", str(path)]
     words = ["-m", "flowledger", "run", str(config), *overrides, *out, *(["-q"] if quiet else [])]
     outcome = torchrun.launched(nproc, words, _environment(nproc))
-    code, told = _exit_code(outcome), ""
+    code, word = _exit_code(outcome), None
     try:
         with deaf():
             book = _book(path)
             if book is not None:
-                book.close(ENDED.get(code, "crashed"), book.manifest.recorder)
-            told = "" if code == 130 else _reason(outcome, book)
+                book.close(ENDED.get(code, "crashed"), book.manifest.recorder if code == 0 else on_disk(book.path))
+            word = None if outcome.interrupted else _reason(outcome, None if book is None else book.path)
             with suppress(*(() if code == 0 else (BadInput,))):  # what ended the run is what must be heard
                 if book is not None:
-                    finish(book.path, tables=tables and code == 0)
+                    died = word.text if word is not None and word.kind in LOST else ""
+                    finish(book.path, tables=tables and code == 0, died=died)
     finally:
-        for line in told.splitlines():
+        for line in word.text.splitlines() if word else ():
             print(f"flowledger: {line}", file=sys.stderr)
+    if word is not None:
+        sys.exit(code)
     if code:
         raise typer.Exit(code)
 
 
-def _reason(outcome: "Outcome", book: "RunDirectory | None") -> str:
-    """What a rank has said or seen, else how one ended that could not speak; all others ended because of it."""
-    for one in outcome.failed:
-        if one.said is not None:
-            return one.said
-    if book is not None and (seen := hang.recorded_in(book.path)):
-        return seen
-    silent = (one for one in outcome.failed if one.code not in (*SPOKEN, -signal.SIGTERM))
-    return next((f"{one.described}{_place(book, one.rank)}" for one in silent), "")
+def _reason(outcome: "Outcome", path: Path | None) -> "Word | None":
+    """What a rank has said or seen, else how one ended that could not speak; all others ended because of it.
+
+    A signal is named only where it came before torchrun's agent ended the ranks, which it does with signals too.
+    """
+    from flowledger.run.parallel.company import LOST, Word
+
+    said = next((one.said for one in outcome.failed if one.said is not None), None)
+    if said is not None and said.kind not in LOST:
+        return said
+    look = hang.seen_in if said is not None and said.kind == "silent" else hang.recorded_in
+    if path is not None and (seen := look(path)):
+        return Word(0, "hung", seen)
+    if said is None:
+        gone = [one for one in outcome.failed if one.code not in (*SPOKEN, -signal.SIGTERM)]
+        gone.sort(key=lambda one: one.code == -signal.SIGKILL)  # the agent's own, where another ended by itself
+    else:
+        gone = [one for one in outcome.failed if said.kind == "died" and one.rank == said.about]
+    if gone:
+        return Word(0, "died", f"{gone[0].described}{last_seen(path, gone[0].rank)}", gone[0].rank)
+    return None if said is None else replace(said, text=f"{said.text}{last_seen(path, said.about)}")
 
 
 def _environment(nproc: int) -> dict[str, str]:
@@ -80,16 +100,3 @@ def _book(path: Path | None) -> "RunDirectory | None":
     with suppress(BadInput):
         return None if path is None else open_run(path)
     return None
-
-
-def _place(book: "RunDirectory | None", rank: int) -> str:
-    """` in update_actor, step 3`: where a rank was when it wrote for the last time, a second before its end at most."""
-    from flowledger.ledger.reader import Ledger
-
-    if book is None:
-        return ""
-    with Ledger(book.path) as ledger:
-        last = ledger.rows(
-            "SELECT stage, step FROM spans WHERE rank = ? AND stage IS NOT NULL ORDER BY t_ns DESC LIMIT 1", [rank]
-        )
-    return f" in {last[0]['stage']}, step {last[0]['step']}" if last else ""

@@ -25,7 +25,7 @@ def show(
         str, typer.Argument(help="shapes, memory, lifetimes, stages, balance, metrics, samples, log, findings, mesh")
     ],
     step: Annotated[int | None, typer.Option(help="one step")] = None,
-    stage: Annotated[str | None, typer.Option(help="one stage")] = None,
+    stage: Annotated[str | None, typer.Option(help="one stage, or stage/phase")] = None,
     sample: Annotated[int | None, typer.Option(help="mesh: who trains on this sample")] = None,
     token: Annotated[int | None, typer.Option(help="mesh: who has this token of the sample")] = None,
     head: Annotated[int | None, typer.Option(help="mesh: who has this query head")] = None,
@@ -101,7 +101,12 @@ def sql(
 
 
 def explain(
-    name: Annotated[str, typer.Argument(help="a tensor, stage, symbol, memory kind, metric, algorithm, or sp-vs-cp")],
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="a tensor, stage, symbol, axis, memory kind, metric, algorithm, mesh, sp-vs-cp, placement, hang …"
+        ),
+    ],
     overrides: Overrides = None,
     plan: Annotated[str | None, typer.Option("--plan", metavar="CONFIG", help="sp-vs-cp with its numbers")] = None,
     gpu: Gpu = None,
@@ -128,12 +133,12 @@ def explain(
 
 
 def _compare(name: str, source: str, asked: Mapping[str, Any], lang: Language, json: bool) -> None:
-    """`sp-vs-cp` for one configuration."""
+    """`sp-vs-cp` for one configuration, under the name of any scheme that it compares."""
     from flowledger.flow.errors import folded
     from flowledger.plan import ask, sp_vs_cp
-    from flowledger.show import explain_sequence, plain, terminal
+    from flowledger.show import explain_cuts, explain_sequence, plain, terminal
 
-    if folded(name) != folded(explain_sequence.NAME):
+    if folded(name) != folded(explain_sequence.NAME) and not explain_cuts.schemes_of(name):
         raise BadInput(f"explain {name} --plan: only {explain_sequence.NAME} is explained with a configuration")
     overrides, framework = asked["key=value"] or [], asked["--framework"]
     reading = read_source(source, overrides, framework, None, asked["--assume"], None, None)

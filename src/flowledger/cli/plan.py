@@ -189,6 +189,6 @@ def _plan_manifest(made: "Plan", name: str) -> Any:
     return Manifest(
         run=name, level="plan", config=config.model_dump(mode="json", by_alias=True), sources=dict(config._sources),
         framework=config.framework, framework_version=config.framework_version, mesh=dict(made.setting.mesh.degrees),
-        rank_classes={ranks.name: [ranks.first, ranks.first + ranks.count - 1] for ranks in made.classes},
+        rank_classes=made.rank_classes,
         bindings=dict(made.setting.bindings),
     )  # fmt: skip

@@ -1,5 +1,7 @@
 """One process of a run at its work: the loop, with a recorder attached that writes into this process's part of the book."""
 
+import os
+import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -44,6 +46,18 @@ class Recorded:
         return {"rows": stats.rows, "bytes": stats.bytes, "dropped": stats.dropped}
 
 
+def on_disk(path: Path) -> dict[str, int]:
+    """What all ranks of a run have written, where not each could say it: rows and bytes of their parts.
+
+    What they have dropped, none knows.
+    """
+    files = list(path.glob("parts/*/*-*.jsonl"))
+    return {
+        "rows": sum(file.read_bytes().count(b"\n") for file in files),
+        "bytes": sum(file.stat().st_size for file in files),
+    }
+
+
 def train(settings: "RunConfig", path: Path | None, recorded: Recorded, *, quiet: bool) -> None:
     """Train, recorded into a new run at `path`; without one nothing is recorded. Rank 0 alone makes the run and speaks."""
     from flowledger.run import loop
@@ -85,7 +99,7 @@ def _attached(settings: "RunConfig", world: "World", recorded: Recorded, *, quie
         alarm=hang.alarm(recorded, after_s=settings.record.hang_after_s, rank=ranks.rank),
     )  # fmt: skip
     with attach((*PROBES, *(collectives.PROBES if ranks.size > 1 else ())), recorder):
-        _steps(settings, loop.train(world), lambda _: _check_ink(ink, book.path), quiet=quiet)
+        _steps(settings, loop.train(world), lambda _: _check_ink(ink, book.path, ranks), quiet=quiet)
 
 
 def _book(settings: "RunConfig", path: Path, world: "World") -> "RunDirectory":
@@ -117,29 +131,33 @@ def _coordinates(ranks: "Ranks") -> dict[str, int]:
 def _steps(
     settings: "RunConfig", reports: Iterator["StepReport"], after: Callable[["StepReport"], None], *, quiet: bool
 ) -> None:
+    from flowledger.cli import interrupted
     from flowledger.show.progress import progress
 
     with progress(settings.name, settings.steps, quiet=quiet) as advance:
         for report in reports:
             advance(report.step, report.metrics)
             after(report)
+            interrupted.check()
 
 
-def _check_ink(ink: "Writer", path: Path) -> None:
+def _check_ink(ink: "Writer", path: Path, ranks: "Ranks") -> None:
+    who = "" if ranks.size == 1 else f"rank {ranks.rank} ({socket.gethostname()}, pid {os.getpid()}): "
     if not (path / "parts").is_dir():
         raise BadInput(f"run {path} was removed while it ran; what it recorded is lost")
     if ink.failure:
         raise BadInput(
-            f"cannot write to run {path}: {ink.failure.strerror or ink.failure}; what was written stays readable"
+            f"{who}cannot write to run {path}: {ink.failure.strerror or ink.failure}; what was written stays readable"
         )
 
 
 def _manifest(settings: "RunConfig", name: str, world: "World") -> Any:
     from importlib.metadata import PackageNotFoundError, version
 
+    from flowledger.ledger.layout import rank_classes
     from flowledger.ledger.manifest import Manifest
 
-    versions = {}
+    versions, config = {}, settings.model_dump(mode="json", by_alias=True)
     for package in ("flowledger", "torch", "transformers", "peft", "reasoning-gym"):
         try:
             versions[package] = version(package)
@@ -148,12 +166,12 @@ def _manifest(settings: "RunConfig", name: str, world: "World") -> Any:
     return Manifest(
         run=name,
         level=settings.record.level,
-        config=settings.model_dump(mode="json", by_alias=True),
+        config=config,
         sources=dict(settings._sources),
         framework=settings.framework,
         framework_version=versions.get("flowledger"),
         versions=versions,
         mesh=settings.mesh.degrees,
-        rank_classes={"all": list(range(world.ranks.size))},
+        rank_classes=rank_classes(settings.framework, config, settings.mesh.degrees, world.bindings),
         bindings=world.bindings,
     )

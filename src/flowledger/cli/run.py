@@ -1,7 +1,7 @@
 """The verb `run`: the reference loop on a configuration, recorded, checked and shown; on one process or on many."""
 
-import os
 import re
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,10 +33,16 @@ def run(
     from flowledger.cli import launch, ranks
     from flowledger.config import shards
     from flowledger.config.read import read
+    from flowledger.run.parallel import environment
 
-    started = int(os.environ.get("WORLD_SIZE", "1"))  # by torchrun
-    if nproc is not None and started > 1:
-        raise BadInput(f"--nproc {nproc} inside of torchrun, which has started {started} processes; leave it out")
+    if nproc is not None and environment.is_rank():
+        started = environment.started()
+        raise BadInput(
+            f"--nproc {nproc} inside of torchrun, which has started {started} processes (WORLD_SIZE = {started}); "
+            "leave it out, or unset WORLD_SIZE"
+        )
+    many = nproc is not None and nproc > 1  # torchrun's agent sets the environment of its own ranks
+    started = 1 if many else environment.started()
 
     def asked() -> tuple["RunConfig", Path | None]:
         settings = read(config, overrides or [])
@@ -45,7 +51,7 @@ def run(
 
     if started > 1:
         ranks.join(asked, tables=tables, quiet=quiet)
-    elif nproc is not None and nproc > 1:
+    elif nproc is not None and many:
         launch.launch(config, overrides or [], nproc, asked()[1], tables=tables, quiet=quiet)
     else:
         _alone(asked, tables=tables, quiet=quiet)
@@ -53,12 +59,11 @@ def run(
 
 def _alone(asked: Callable[[], tuple["RunConfig", Path | None]], *, tables: bool, quiet: bool) -> None:
     """The run in this process."""
-    import signal
-
+    from flowledger.cli import interrupted
     from flowledger.cli.finish import finished
     from flowledger.cli.recorded import Recorded, train
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job that is asked to end does so as on Ctrl-C
+    interrupted.listen()
     settings, path = asked()
     recorded, state = Recorded(), "crashed"
     with finished(recorded, tables=tables):
@@ -80,7 +85,21 @@ def _path(settings: "RunConfig", out: Path | None, directory: Path, name: str | 
         return None
     path = Path(out or _free_path(directory, _checked_name(name or settings.name))).resolve()
     check_free(path)
+    _check_makable(path)
     return _shown(path)
+
+
+def _check_makable(path: Path) -> None:
+    """Raise BadInput where no directory can be made at `path`: tried beside what is there of it, and taken away again."""
+    there = next(parent for parent in path.parents if parent.exists())
+    try:
+        with tempfile.TemporaryDirectory(prefix=".flowledger-", dir=there):
+            pass
+    except OSError as error:
+        why = "that is a file" if there.is_file() else (error.strerror or str(error)).lower()
+        raise BadInput(
+            f"cannot make run {_shown(path)} in {_shown(there)}: {why}; choose another place with -o"
+        ) from None
 
 
 def _free_path(directory: Path, name: str) -> Path:

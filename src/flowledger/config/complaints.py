@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
+from annotated_types import Ge
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -51,7 +52,19 @@ def _place(key: str, text: str, marks: Mapping[str, str], file: str | None) -> s
     return next((marks[name] for name in (key, *named, *inside, *around) if name in marks), file)
 
 
+# What pydantic says in Python's words -> the user's
+WORDS = {
+    "int_type": "a whole number", "int_parsing": "a whole number", "int_from_float": "a whole number",
+    "float_type": "a number", "float_parsing": "a number",
+    "bool_type": "true or false", "bool_parsing": "true or false",
+    "string_type": "text",
+    "tuple_type": "a list", "list_type": "a list",
+}  # fmt: skip
+
+
 def _rule(fault: ErrorDetails) -> str:
+    if fault["type"] in WORDS:
+        return f"should be {WORDS[fault['type']]}{_instead(fault)}"
     rule = fault["msg"].replace("Input should be", "should be").replace("String should", "should")
     context = fault.get("ctx", {})
     if fault["type"] == "literal_error":
@@ -60,6 +73,23 @@ def _rule(fault: ErrorDetails) -> str:
         return rule + (f"; use {use}" if use in allowed else nearest(str(fault["input"]), allowed))
     bound = context.get("ge", context.get("le"))
     return rule if bound is None else f"{rule}; use {bound}"
+
+
+def _instead(fault: ErrorDetails) -> str:
+    """`; use 2`: the nearest whole number, one value as a list, else the default."""
+    above, name, given = fault["loc"][:-1], fault["loc"][-1], fault["input"]
+    section = _section(above)
+    fields = section.model_fields if section else {}
+    field = next((one for key, one in fields.items() if (one.alias or key) == name), None)
+    default = None if field is None or field.is_required() else field.get_default(call_default_factory=True)
+    if fault["type"] == "int_from_float" and abs(given) < 2**53:
+        least = [one.ge for one in getattr(field, "metadata", ()) if isinstance(one, Ge) and isinstance(one.ge, int)]
+        return f"; use {max(round(given), *least) if least else round(given)}"
+    if fault["type"] in ("tuple_type", "list_type"):
+        whole = field is not None and field.annotation == tuple[int, ...]
+        of = " of whole numbers" if whole else ""
+        return f"{of}; use [{given}]" if isinstance(given, int) and not isinstance(given, bool) else f"{of}; use []"
+    return f"; use {_spell(default)}" if isinstance(default, int | float) else ""
 
 
 def _known(location: Location) -> str:

@@ -2,9 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from flowledger.tables.algorithms import algorithms, needs_of
+from flowledger.tables.algorithms import algorithms, method, needs_of
 
 if TYPE_CHECKING:
+    from flowledger.config.algorithm import Algorithm
     from flowledger.config.schema import RunConfig
 
 BYPASS = "bypass_mode"  # the policy loss whose old policy is the rollout itself
@@ -31,6 +32,13 @@ def old_log_prob_readers(config: "RunConfig") -> tuple[str, ...]:
         ),
     }
     return tuple(reader for reader, reads in readers.items() if reads)
+
+
+def reads_whole(algorithm: "Algorithm") -> frozenset[str]:
+    """The tensors that are read of a whole step, all data-parallel ranks together: by the estimator, and by a correction."""
+    corrects = algorithm.rollout_correction.active and algorithm.policy_loss != BYPASS
+    correction = ("old_log_prob", "rollout_log_prob") if corrects else ()
+    return frozenset(("loss_mask", "group_id", *method("advantage", algorithm.advantage).inputs, *correction))
 
 
 def updates_per_step(config: "RunConfig") -> int:

@@ -215,6 +215,7 @@ class RunConfig(Section):
     steps: int = Field(2, ge=1, le=COUNT)
     seed: int = Field(0, ge=0, lt=2**63)
     threads: int | None = Field(None, ge=1, le=1024)  # torch threads; null: torch's own choice
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: a GPU for each process where there are enough, else the CPU
     framework: str = "flowledger"
     framework_version: str | None = None
     raw: dict[str, Any] = Field(default_factory=dict)  # a foreign framework's own dictionary

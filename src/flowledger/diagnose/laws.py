@@ -2,7 +2,7 @@
 
 1 shapes: the local shards of all ranks give the logical tensor.  2 tokens: every sample is trained as often as asked, or
 says why not, and the tokens of all micro-batches are those of the step.  3 masks nest.  4 lifetimes close.  5 memory adds
-up.  6 the identities of a first step.
+up.  6 the identities of a first step. A step that was cut off (`missing`) is left out of all of them.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -11,6 +11,8 @@ from itertools import groupby
 from math import prod
 from typing import Any
 
+from flowledger.diagnose import missing
+from flowledger.diagnose.missing import WHOLE
 from flowledger.flow.dims import parse_shape
 from flowledger.flow.errors import BadInput
 from flowledger.flow.mesh import Mesh, logical_shape, mesh
@@ -55,36 +57,20 @@ class Answer:
 
 def check(ledger: Ledger) -> list[FindingRow]:
     """One finding for each law, in their order. Where rows were dropped no law can be held against the rest."""
-    lost = dropped(ledger)
-    if lost:
-        incomplete = Answer(needs=(f"a complete recording: {lost} rows were dropped; raise record.queue_rows",))
-        skipped = [
-            _finding(position, name, sentence, incomplete) for position, (name, sentence, _) in enumerate(LAWS, 1)
-        ]
-        return [_lost(lost), *skipped]
-    return [_finding(position, name, sentence, law(ledger)) for position, (name, sentence, law) in enumerate(LAWS, 1)]
-
-
-def dropped(ledger: Ledger) -> int:
-    """Rows that the recorder had to drop because its queue was full: as counted at the end, else as last recorded."""
-    counted = ledger.directory.manifest.recorder.get("dropped")
-    if counted is not None:
-        return counted
-    (found,) = ledger.rows("SELECT max(value)::BIGINT AS n FROM metrics WHERE name = 'recorder/dropped'")
-    return found["n"] or 0
-
-
-def _lost(rows: int) -> FindingRow:
-    return FindingRow(
-        id="rows_dropped", verdict="warn", severity="warning",
-        message=f"{rows} rows were dropped: the queue was full, so tables lack them",
-        next_step="raise record.queue_rows, or record at a lower level",
-    )  # fmt: skip
+    lost, cut = missing.rows_dropped(ledger), missing.cut_off(ledger)
+    if lost is not None or not missing.has_whole_step(ledger):
+        lacks = f"a complete recording: {lost.message}" if lost else f"a step that every rank ended: {cut}"
+        answer = Answer(needs=(lacks,))
+        skipped = [_finding(position, name, sentence, answer) for position, (name, sentence, _) in enumerate(LAWS, 1)]
+        return [*([lost] if lost else []), *skipped]
+    return [
+        _finding(position, name, sentence, law(ledger), cut) for position, (name, sentence, law) in enumerate(LAWS, 1)
+    ]
 
 
 def shapes_conserved(ledger: Ledger) -> Answer:
     """Law 1, and that a row's numbers agree with each other: numel = Π local shape, bytes = numel * size of the dtype."""
-    rows = ledger.rows("SELECT * FROM tensors WHERE source <> 'plan' AND local_shape IS NOT NULL")
+    rows = ledger.rows(f"SELECT * FROM tensors WHERE source <> 'plan' AND local_shape IS NOT NULL AND {WHOLE}")
     if not rows:
         return Answer(needs=("rows of `tensors`: record.level = tensors",))
     breaches = [
@@ -94,31 +80,34 @@ def shapes_conserved(ledger: Ledger) -> Answer:
         or (row["dtype"] in ITEMSIZE and row["bytes"] != row["numel"] * ITEMSIZE[row["dtype"]])
     ]
     meshes = meshes_of(ledger.directory.manifest.mesh)
+    group_size = (ledger.directory.manifest.config.get("rollout") or {}).get("samples_per_prompt", 1)
     if meshes:
         for _, access in groupby(sorted(rows, key=_access_key), key=_access_key):
-            breaches += _put_together(list(access), meshes)
+            breaches += _put_together(list(access), meshes, group_size)
     return Answer(seen=len(rows), breaches=tuple(breaches))
 
 
-def _put_together(rows: Rows, meshes: Mapping[str, Mesh]) -> list[str]:
+def _put_together(rows: Rows, meshes: Mapping[str, Mesh], group_size: int) -> list[str]:
     """The shards of one access on all ranks against the logical shape that each rank stated.
 
+    Ranks that sample share prompts: where they hold samples, `group_size` of them stay together.
     A rank may access a tensor several times at one place (decode steps, chunks of logits): the n-th access of one rank
     belongs to the n-th of every other.
     """
-    on = meshes[mesh_of(rows[0]["tensor_name"], rows[0]["stage"])]
+    lies_on = mesh_of(rows[0]["tensor_name"], rows[0]["stage"], rows[0]["access"])
     by_rank: dict[int, Rows] = {}
     for row in sorted(rows, key=lambda row: int(row["seq"])):
         by_rank.setdefault(row["rank"] or 0, []).append(row)
     breaches = []
     for nth in zip(*by_rank.values(), strict=False):
-        breaches += _whole(list(nth), on)
+        breaches += _whole(list(nth), meshes[lies_on], group_size if lies_on == "rollout" else 1)
     return breaches
 
 
-def _whole(rows: Rows, on: Mesh) -> list[str]:
+def _whole(rows: Rows, on: Mesh, group_size: int) -> list[str]:
     """One access of one tensor on the ranks that have it, cut as its placement says, chunk by chunk."""
-    if not rows[0]["dims"] or RAGGED & {symbol for dim in parse_shape(rows[0]["dims"]) for symbol in dim.symbols}:
+    dims = parse_shape(rows[0]["dims"] or "[]")
+    if not dims or RAGGED & {symbol for dim in dims for symbol in dim.symbols}:
         return []  # every rank has what it happens to have: there is only the sum
     stated = {tuple(row["logical_shape"]) for row in rows if row["logical_shape"]}
     if len(stated) > 1:
@@ -128,11 +117,21 @@ def _whole(rows: Rows, on: Mesh) -> list[str]:
     if locals_ is None or not stated:
         return []
     shapes, within = locals_
+    units = [group_size if {"B_prompt", "G"} <= dim.symbols else 1 for dim in dims]
     try:
-        whole = logical_shape(shapes, placements, within)
+        counted = {rank: _in_units(shape, units) for rank, shape in shapes.items()}
+        whole = tuple(size * unit for size, unit in zip(logical_shape(counted, placements, within), units, strict=True))
     except BadInput as error:
         return [f"{_where(rows[0])}: {error}"]
     return [] if whole in stated else [f"{_where(rows[0])}: shards give {list(whole)}, stated is {list(*stated)}"]
+
+
+def _in_units(shape: list[int], units: list[int]) -> list[int]:
+    """A local shape in groups of samples where these stay together. Raises BadInput for a part of a group."""
+    for size, unit in zip(shape, units, strict=True):
+        if size % unit:
+            raise BadInput(f"{size} samples are no whole groups of {unit}")
+    return [size // unit for size, unit in zip(shape, units, strict=True)]
 
 
 def _on_one_stage(locals_: dict[int, Any], on: Mesh) -> tuple[dict[int, Any], Mesh] | None:
@@ -148,7 +147,7 @@ def _on_one_stage(locals_: dict[int, Any], on: Mesh) -> tuple[dict[int, Any], Me
 
 def tokens_conserved(ledger: Ledger) -> Answer:
     """Law 2."""
-    samples = ledger.rows("SELECT * FROM samples_merged ORDER BY step, sample_id")
+    samples = ledger.rows(f"SELECT * FROM samples_merged WHERE {WHOLE} ORDER BY step, sample_id")
     if not samples:
         return Answer(needs=("rows of `samples`: record.level = tensors",))
     complete = _complete_steps(ledger)
@@ -192,13 +191,13 @@ def _tokens_of_step(ledger: Ledger, step: int, samples: Rows, epochs: int) -> li
 
 def masks_nest(ledger: Ledger) -> Answer:
     """Law 3, token by token where tokens were recorded."""
-    tokens = ledger.rows("SELECT count(*) AS n FROM tokens_merged")[0]["n"]
+    tokens = _tokens(ledger)
     if not tokens:
         return Answer(needs=(TOKENS,))
     wrong = ledger.rows(
-        "SELECT t.sample_id, t.position, t.attention_mask, t.response_mask, t.loss_mask, s.prompt_length "
-        "FROM tokens_merged t LEFT JOIN samples_merged s ON t.sample_id = s.sample_id AND t.step = s.step "
-        "WHERE coalesce(t.response_mask, 0) > coalesce(t.attention_mask, 0) OR coalesce(t.loss_mask, 0) > coalesce(t.response_mask, 0) LIMIT 20"
+        "SELECT sample_id, position, attention_mask, response_mask, loss_mask FROM tokens_merged "
+        "WHERE (coalesce(response_mask, 0) > coalesce(attention_mask, 0) OR coalesce(loss_mask, 0) > coalesce(response_mask, 0)) "
+        f"AND {WHOLE} LIMIT 20"
     )
     breaches = tuple(
         f"sample {row['sample_id']} position {row['position']}: attention {row['attention_mask']}, "
@@ -217,8 +216,11 @@ def lifetimes_close(ledger: Ledger) -> Answer:
     freed = _first(events, "freed")
     uses = ledger.rows(
         "SELECT process, storage, tensor_name, step, stage, phase, t_ns, lifetime FROM tensors "
-        "WHERE source <> 'plan' AND storage IS NOT NULL"
+        f"WHERE source <> 'plan' AND storage IS NOT NULL AND {WHOLE}"
     )
+    died = {
+        row["process"] for row in ledger.rows("SELECT process FROM walked WHERE NOT closed")
+    }  # not by itself: what it freed last is not told
     persistent = {name for name, row in tensors().items() if row.lifetime == "persistent"}
     kept = {
         (use["process"], use["storage"])
@@ -227,7 +229,11 @@ def lifetimes_close(ledger: Ledger) -> Answer:
     }
     held = {(e["process"], e["storage"]) for e in events if e["event"] == "held"}
     last = max(_complete_steps(ledger), default=-1)
-    due = {(use["process"], use["storage"]) for use in uses if use["step"] is not None and use["step"] < last}
+    due = {
+        (use["process"], use["storage"])
+        for use in uses
+        if use["step"] is not None and use["step"] < last and use["process"] not in died
+    }
     breaches = [
         f"storage {s} in {p} was never freed and is not persistent"
         for p, s in sorted((due & born.keys()) - freed.keys() - kept - held)
@@ -249,7 +255,7 @@ def memory_adds_up(ledger: Ledger) -> Answer:
     """Law 5: at every instant of a step whose operators were watched, what lives by kind does not exceed the allocator's count."""
     readings = ledger.rows(
         "SELECT step, stage, phase, instant, allocated, residue FROM memory_readings "
-        "WHERE source <> 'plan' AND allocated IS NOT NULL AND residue IS NOT NULL"
+        f"WHERE source <> 'plan' AND allocated IS NOT NULL AND residue IS NOT NULL AND {WHOLE}"
     )
     if not readings:
         return Answer(needs=("memory by kind: record.level = tensors and record.ops_every > 0",))
@@ -265,11 +271,10 @@ def identities(ledger: Ledger) -> Answer:
     """Law 6, on recorded tokens: ratio 1 before the first update, ref = old in the first step, rollout = old within noise."""
     tokens = ledger.rows(
         "SELECT step, sample_id, position, rollout_log_prob, old_log_prob, ref_log_prob FROM tokens_merged "
-        "WHERE loss_mask = 1 AND old_log_prob IS NOT NULL"
+        f"WHERE loss_mask = 1 AND old_log_prob IS NOT NULL AND {WHOLE}"
     )
     if not tokens:
-        recorded = ledger.rows("SELECT count(*) AS n FROM tokens_merged")[0]["n"]
-        lacks = "a token in the loss: none of the recorded groups is" if recorded else TOKENS
+        lacks = "a token in the loss: none of the recorded groups is" if _tokens(ledger) else TOKENS
         return Answer(needs=(lacks,))
     config = ledger.directory.manifest.config
     noise = NOISE.get((config.get("model") or {}).get("dtype", "float32"), 0.25)
@@ -290,7 +295,7 @@ def identities(ledger: Ledger) -> Answer:
             breaches.append(f"{at}: ref {row['ref_log_prob']:.4f}, old {row['old_log_prob']:.4f} in the first step")
     ratios = ledger.rows(
         "SELECT sample_id, position, ratio FROM tokens WHERE epoch = 0 AND mini_batch = 0 AND loss_mask = 1 "
-        "AND ratio IS NOT NULL AND abs(ratio - 1) > ? LIMIT 20",
+        f"AND ratio IS NOT NULL AND abs(ratio - 1) > ? AND {WHOLE} LIMIT 20",
         [noise],
     )
     breaches += [
@@ -309,16 +314,18 @@ LAWS: tuple[tuple[str, str, Callable[[Ledger], Answer]], ...] = (
 )
 
 
-def _finding(position: int, name: str, sentence: str, answer: Answer) -> FindingRow:
+def _finding(position: int, name: str, sentence: str, answer: Answer, cut: str = "") -> FindingRow:
+    """`cut`: which steps were left out."""
     if answer.needs:
         return FindingRow(
-            id=name, order="laws", position=position, verdict="skipped", message=f"{sentence}: not checked",
-            needs=list(answer.needs),
+            id=name, order="laws", position=position, verdict="skipped",
+            message=f"{sentence}: not checked", needs=list(answer.needs),
         )  # fmt: skip
     if not answer.breaches:
+        without = f"; not checked: {cut}" if cut else ""
         return FindingRow(
-            id=name, order="laws", position=position, verdict="pass", message=f"{sentence} ({answer.seen} rows)"
-        )
+            id=name, order="laws", position=position, verdict="pass", message=f"{sentence} ({answer.seen} rows{without})"
+        )  # fmt: skip
     more = f" (and {len(answer.breaches) - 1} more)" if len(answer.breaches) > 1 else ""
     return FindingRow(
         id=name, order="laws", position=position, verdict="fail", severity="error",
@@ -326,12 +333,18 @@ def _finding(position: int, name: str, sentence: str, answer: Answer) -> Finding
     )  # fmt: skip
 
 
+def _tokens(ledger: Ledger) -> int:
+    """Rows of tokens that are not of a step that was cut off."""
+    return int(ledger.rows(f"SELECT count(*) AS n FROM tokens_merged WHERE {WHOLE}")[0]["n"])
+
+
 def _complete_steps(ledger: Ledger) -> set[int]:
     """Steps whose weights were passed on: one that was interrupted or failed in its update owes nothing."""
     rows = ledger.rows(
-        "SELECT DISTINCT step FROM spans_view WHERE stage = 'weight_sync' AND span_kind = 'stage' AND end_ns IS NOT NULL"
+        "SELECT DISTINCT step FROM spans_view WHERE stage = 'weight_sync' AND span_kind = 'stage' AND end_ns IS NOT NULL "
+        f"AND step IS NOT NULL AND {WHOLE}"
     )
-    return {row["step"] for row in rows if row["step"] is not None}
+    return {row["step"] for row in rows}
 
 
 def _access_key(row: Mapping[str, Any]) -> tuple[str, ...]:

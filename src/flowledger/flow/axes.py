@@ -1,16 +1,19 @@
 """The axes of the device mesh: what each cuts, what it is easily confused with, and how they make up the ranks of a job.
 
-The same ranks are counted in two ways. Dense weights see pp*dp*cp*sp*tp. Experts see pp*edp*ep*cp*sp*tp: of each `ep`
-neighbouring dp ranks every one holds other experts, and edp is what dp leaves (dp = edp*ep).
+The same ranks are counted in two ways. Dense weights see pp*dp*cp*sp*tp. Experts see pp*edp*ep, and inside of ep the ranks
+that have the same experts. In flowledger's own loop these are cp*sp*tp: of each `ep` neighbouring dp ranks every one holds
+other experts, and edp is what dp leaves (dp = edp*ep). Megatron folds: inside of ep are only the etp ranks that cut each expert
+between them, ep lies over tp, cp and dp alike, and edp is what it leaves of a pipeline stage (dp*cp*sp*tp = edp*ep*etp).
 """
 
 AXES = ("dp", "tp", "pp", "sp", "cp", "ep")
+DEGREES = (*AXES, "etp")  # that a mesh is known by: with etp experts are folded, without it they ride on dp
 
 # Slowest first: neighbouring ranks differ in tp, which talks the most.
 DENSE = ("pp", "dp", "cp", "sp", "tp")
 EXPERT = ("pp", "edp", "ep", "cp", "sp", "tp")
 
-# Axes that are several of EXPERT at once, counted row by row.
+# Axes that are several of EXPERT at once, counted row by row, where ep rides on dp.
 JOINED: dict[str, tuple[str, ...]] = {
     "dp": ("edp", "ep"),
     "tokens": ("cp", "sp"),  # hold slices of the same samples
@@ -35,10 +38,10 @@ CUTS: dict[str, tuple[str, str]] = {
         "切层：一层的张量只在某一级流水线的 rank 上（见 `model` 形式）。",
     ),
     "sp": (
-        "Ulysses: cuts the tokens of each sequence everywhere but in attention, where an all-to-all trades tokens for "
+        "Ulysses: cuts the tokens of each packed row everywhere but in attention, where an all-to-all trades tokens for "
         "heads, so that each rank sees whole sequences of A / sp heads. It is not Megatron's sequence parallelism "
         "(SP), which rides on tp.",
-        "Ulysses：除 attention 外处处沿 token 切分；在 attention 处用 all-to-all 以 token 换头，"
+        "Ulysses：除 attention 外处处沿打包后整行的 token 切分；在 attention 处用 all-to-all 以 token 换头，"
         "每个 rank 看到完整序列、A / sp 个头。它不是 Megatron 的序列并行（SP），后者搭在 tp 上。",
     ),
     "cp": (

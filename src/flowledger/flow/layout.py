@@ -71,15 +71,19 @@ class Asked:
     place: int = 0  # of the sample in that row
 
 
+Where = Literal["residual", "projections", "attention", "experts"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """Who holds it, at one point of a layer.
 
     residual: in norms and between blocks, where Megatron's sequence parallelism cuts tokens over tp; projections: q, k, v
-    and their weights, heads over tp; attention: between the exchanges of Ulysses, tokens traded for heads.
+    and their weights, heads over tp; attention: between the exchanges of Ulysses, tokens traded for heads; experts: where
+    an expert's weights are, and the tokens that are sent to it.
     """
 
-    where: Literal["residual", "projections", "attention"]
+    where: Where
     ranks: tuple[int, ...]
     index: int | None = None  # of the token in these ranks' piece of the packed row
 
@@ -98,19 +102,24 @@ def find(layout: Layout, asked: Asked) -> tuple[Found, ...]:
         fixed["pp"] = tuple(at for at, layers in enumerate(layout.stages) if asked.layer in layers)
     if asked.expert is not None:
         _check("expert", asked.expert, layout.experts)
-        if (
-            "dp" in fixed
-        ):  # of the samples' own rank the expert may not be: its tokens travel there, within the ep group
-            fixed["edp"] = (on.expert_coordinates(on.rank({"dp": _dp_of(layout, asked.sample or 0)}))["edp"],)
-            del fixed["dp"]
-        fixed["ep"] = (_place(asked.expert, layout.experts, on.degree("ep")),)
     places = _residual(layout, asked) if asked.head is None else _by_head(layout, asked)
-    return tuple(
-        Found(where=where, ranks=on.ranks({**fixed, **positions}), index=index) for where, positions, index in places
-    )
+    if asked.expert is None:
+        return tuple(Found(where=where, ranks=on.ranks({**fixed, **along}), index=at) for where, along, at in places)
+    ep = _place(asked.expert, layout.experts, on.degree("ep"))
+    if asked.sample is None:
+        held = [(where, on.ranks({**fixed, **along, "ep": (ep,)})) for where, along, _ in places]
+    else:  # of the ranks that have the sample the expert may be on none: its tokens travel there, within their ep groups
+        held = [(where, _travelled(on, on.ranks({**fixed, **along}), ep)) for where, along, _ in places]
+    return tuple(Found(where="experts" if where == "residual" else where, ranks=ranks) for where, ranks in held)
 
 
-Placed = tuple[Literal["residual", "projections", "attention"], dict[str, Iterable[int]], int | None]
+Placed = tuple[Where, dict[str, Iterable[int]], int | None]
+
+
+def _travelled(on: Mesh, ranks: Iterable[int], ep: int) -> tuple[int, ...]:
+    """Where tokens of these ranks meet an expert: at this place of their ep groups, on all ranks that cut the expert."""
+    there = (on.group("ep", rank)[ep] for rank in ranks)
+    return tuple(sorted({rank for one in dict.fromkeys(there) for rank in on.group("etp", one)}))
 
 
 def _residual(layout: Layout, asked: Asked) -> list[Placed]:

@@ -9,11 +9,11 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from flowledger.flow.axes import EXPERT
-from flowledger.flow.mesh import Mesh, cuts, local_shape, parts
+from flowledger.flow.axes import DENSE
+from flowledger.flow.mesh import Mesh, Step, cuts, local_shape
 
 Cut = tuple[tuple[int, ...], Mapping[str, str]]  # logical shape and placements of a tensor
-Cell = dict[str, tuple[int, ...]]  # axis of EXPERT -> positions
+Cell = dict[Step, tuple[int, ...]]  # digit of the mesh -> positions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,12 +27,15 @@ class RankClass:
 
     def holds(self, on: Mesh, rank: int) -> bool:
         """Whether a rank belongs to it."""
-        at = on.expert_coordinates(rank)
-        return any(all(at[axis] in positions for axis, positions in cell.items()) for cell in self.cells)
+        if not 0 <= rank < on.size:
+            return False
+        return any(
+            all(rank // stride % degree in places for (stride, degree), places in cell.items()) for cell in self.cells
+        )
 
     def ranks(self, on: Mesh) -> tuple[int, ...]:
         """All its ranks in order."""
-        return tuple(sorted(rank for cell in self.cells for rank in on.ranks(cell)))
+        return tuple(sorted(rank for cell in self.cells for rank in _ranks(cell)))
 
 
 def rank_classes(on: Mesh, tensors: Iterable[Cut] = (), stages: Sequence[Sequence[int]] = ()) -> tuple[RankClass, ...]:
@@ -44,36 +47,43 @@ def rank_classes(on: Mesh, tensors: Iterable[Cut] = (), stages: Sequence[Sequenc
     cut = list(tensors)
     found: dict[object, list[Cell]] = {}
     for cell in _cells(on, cut, stages):
-        first = on.rank({axis: positions[0] for axis, positions in cell.items()})
+        first = _first(cell)
         shapes = tuple(local_shape(shape, placements, on, first) for shape, placements in cut)
-        found.setdefault((shapes, _stage(stages, cell["pp"][0])), []).append(cell)
+        found.setdefault((shapes, _stage(stages, on.at(first, "pp"))), []).append(cell)
     classes = [_class(on, _merged(cells), stages) for cells in found.values()]
     return tuple(sorted(classes, key=lambda one: one.first))
 
 
 def _cells(on: Mesh, tensors: Sequence[Cut], stages: Sequence[Sequence[int]]) -> Iterable[Cell]:
     """Products of intervals within which no share changes."""
-    breaks: dict[str, set[int]] = {axis: {0, on.degree(axis)} for axis in EXPERT}
+    breaks: dict[Step, set[int]] = {digit: {0, digit[1]} for digit in on.digits}
     if stages:
-        breaks["pp"] |= {at for at in range(1, on.degree("pp")) if _stage(stages, at) != _stage(stages, at - 1)}
+        at = {at for at in range(1, on.degree("pp")) if _stage(stages, at) != _stage(stages, at - 1)}
+        _break(breaks, on, "pp", at)
     for shape, placements in tensors:
         lengths = [{size} for size in shape]
         for axis, dim in cuts(placements, len(shape), on):
-            for size in lengths[dim]:
-                _break(breaks, on, axis, size)
+            _break(breaks, on, axis, {at for size in lengths[dim] for at in _changes(size, on.degree(axis))})
             lengths[dim] = {piece for size in lengths[dim] for piece in _pieces(size, on.degree(axis))}
-    intervals = {axis: [tuple(range(*pair)) for pair in itertools.pairwise(sorted(at))] for axis, at in breaks.items()}
-    for place in itertools.product(*intervals.values()):
-        yield dict(zip(intervals, place, strict=True))
+    intervals = [[tuple(range(*pair)) for pair in itertools.pairwise(sorted(at))] for at in breaks.values()]
+    for place in itertools.product(*intervals):
+        yield dict(zip(breaks, place, strict=True))
 
 
-def _break(breaks: dict[str, set[int]], on: Mesh, axis: str, size: int) -> None:
-    """Note along each part of an axis where pieces of `size` elements change: after the whole ones, and after the shorter one."""
-    whole, rest = divmod(size, max(1, -(-size // on.degree(axis))))
-    for position in {whole, whole + (rest > 0)} - {on.degree(axis)}:
-        for one in reversed(parts(axis)):
-            position, at = divmod(position, on.degree(one))
-            breaks[one] |= {at, at + 1}
+def _break(breaks: dict[Step, set[int]], on: Mesh, axis: str, positions: Iterable[int]) -> None:
+    """Note along each digit of an axis that its pieces change at these positions."""
+    digits = on.digits_of(axis)
+    whole = math.prod(degree for _, degree in digits) == on.degree(axis)
+    for position in positions:
+        for digit in reversed(digits):
+            position, at = divmod(position, digit[1])
+            breaks[digit] |= {at, at + 1} if whole else set(range(digit[1]))
+
+
+def _changes(size: int, degree: int) -> set[int]:
+    """The positions where pieces of `size` elements change: after the whole ones, and after the shorter one."""
+    whole, rest = divmod(size, max(1, -(-size // degree)))
+    return {whole, whole + (rest > 0)} - {degree}
 
 
 def _pieces(size: int, degree: int) -> set[int]:
@@ -91,36 +101,49 @@ def _stage(stages: Sequence[Sequence[int]], at: int) -> tuple[int, bool, bool]:
 
 
 def _merged(cells: list[Cell]) -> tuple[Cell, ...]:
-    """Cells that differ along one axis only become one, axis by axis."""
-    for axis in reversed(EXPERT):
+    """Cells that differ along one digit only become one, digit by digit."""
+    for digit in reversed(cells[0]):
         alike: dict[object, Cell] = {}
         for cell in cells:
-            key = tuple(positions for other, positions in cell.items() if other != axis)
-            known = alike.setdefault(key, {**cell, axis: ()})
-            known[axis] = tuple(sorted({*known[axis], *cell[axis]}))
+            key = tuple(positions for other, positions in cell.items() if other != digit)
+            known = alike.setdefault(key, {**cell, digit: ()})
+            known[digit] = tuple(sorted({*known[digit], *cell[digit]}))
         cells = list(alike.values())
     return tuple(cells)
 
 
+def _ranks(cell: Cell) -> Iterable[int]:
+    return map(sum, itertools.product(*([at * stride for at in places] for (stride, _), places in cell.items())))
+
+
+def _first(cell: Cell) -> int:
+    return sum(positions[0] * stride for (stride, _), positions in cell.items())
+
+
 def _class(on: Mesh, cells: tuple[Cell, ...], stages: Sequence[Sequence[int]]) -> RankClass:
-    first = min(on.rank({axis: positions[0] for axis, positions in cell.items()}) for cell in cells)
     count = sum(math.prod(map(len, cell.values())) for cell in cells)
     names = [_name(on, cell, len(stages)) for cell in cells]
-    return RankClass(name="; ".join(names), first=first, count=count, cells=cells)
+    return RankClass(name="; ".join(names), first=min(map(_first, cells)), count=count, cells=cells)
 
 
 def _name(on: Mesh, cell: Cell, stages: int) -> str:
     """What this cell is not the whole of: `first stage, dp 0-2`; `all` where nothing differs."""
     words = []
-    for axis, positions in cell.items():
-        if len(positions) == on.degree(axis):
+    for digit, positions in cell.items():
+        if len(positions) == digit[1]:
             continue
+        axis = _axis(on, digit)
         if axis == "pp" and stages and positions in ((0,), (stages - 1,)):
             words.append("first stage" if positions == (0,) else "last stage")
         else:
-            shown = "dp" if axis == "edp" and on.degree("ep") == 1 else "stage" if axis == "pp" else axis
-            words.append(f"{shown} {spans(positions)}")
+            words.append(f"{'stage' if axis == 'pp' else axis} {spans(positions)}")
     return ", ".join(words) or "all"
+
+
+def _axis(on: Mesh, digit: Step) -> str:
+    """The axis that is this digit alone; where there is none, how its positions follow from a rank."""
+    exact = (axis for axis in ("pp", "ep", *DENSE[1:], "edp") if on.steps(axis) == (digit,))
+    return next(exact, f"rank//{digit[0]}%{digit[1]}")
 
 
 def spans(numbers: Sequence[int]) -> str:
@@ -136,3 +159,15 @@ def spans(numbers: Sequence[int]) -> str:
             runs.append([number, number])
     named = [str(first) if first == last else f"{first}-{last}" for first, last in runs[:8]]
     return ", ".join([*named, "…"] if len(runs) > 8 else named)
+
+
+def count_of(ranks: str) -> int | None:
+    """How many numbers `spans` wrote: 5 for `0-3, 8`, 128 for `0-1016:8`; None where it left some out."""
+    if "…" in ranks:
+        return None
+    total = 0
+    for part in ranks.split(", "):
+        span, _, stride = part.partition(":")
+        first, _, last = span.partition("-")
+        total += len(range(int(first), int(last or first) + 1, int(stride or 1)))
+    return total

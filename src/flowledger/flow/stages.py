@@ -36,6 +36,9 @@ class Stage:
     purpose_zh: str
     optional: bool = False
     mesh: str = "train"  # whose ranks hold its batch: those that train, or `rollout`'s
+    reads_on: str | None = (
+        None  # whose ranks hold what it reads, where it moves the batch from these to those of `mesh`
+    )
 
 
 @cache
@@ -57,11 +60,28 @@ def stage(name: str) -> Stage:
     return rows[name]
 
 
-def mesh_of(tensor_name: str, stage_name: str | None) -> str:
-    """The mesh that a tensor lies on in a stage: its own, else the stage's; what neither names is on `train`."""
+def mesh_of(tensor_name: str, stage_name: str | None, access: str | None = None) -> str:
+    """The mesh that a tensor lies on where a stage reads or writes it: its own, else the stage's; `train` if neither says.
+
+    `access`: read or write; None counts as write.
+    """
     own = tensors()[tensor_name].mesh if tensor_name in tensors() else None
     where = stages().get(stage_name or "")
-    return own or (where.mesh if where else "train")
+    if own or where is None:
+        return own or "train"
+    return where.reads_on if where.reads_on and access == "read" else where.mesh
+
+
+def owner_of(tensor_name: str, stage_name: str | None) -> str:
+    """role@stage that frees a tensor which a stage meets, or keeps it for good.
+
+    What lives no longer than a stage is that stage's own; of the weights of several models each role has its own.
+    """
+    row, where = tensors()[tensor_name], stages().get(stage_name or "")
+    if where is None or row.lifetime == "step" or (row.lifetime == "persistent" and not row.also_written_by):
+        return row.owner
+    makers = [name for name in map(stage_of, row.written_by) if stages()[name].role == where.role]
+    return f"{where.role}@{makers[0] if makers and row.lifetime == 'persistent' else where.name}"
 
 
 def order(rows: Iterable[Stage] | None = None) -> tuple[str, ...]:

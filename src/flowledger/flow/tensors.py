@@ -12,11 +12,16 @@ from functools import cache
 from importlib.resources import files
 
 from flowledger.flow.axes import AXES
-from flowledger.flow.dims import Shape, parse_shape, spell
+from flowledger.flow.dims import Dim, Shape, parse_shape, spell
 from flowledger.flow.errors import BadInput, nearest
 from flowledger.flow.kinds import KINDS
 
 LIFETIMES = ("micro_batch", "stage", "step", "persistent")
+# Where a form is met that has such a symbol: within a micro-batch, or within a step of a sampling engine's scheduler.
+GRAINS = {
+    "micro_batch": frozenset({"B_micro", "T", "T_logit"}),
+    "decode": frozenset({"B_admit", "B_run", "B_slot"}),
+}
 PADDINGS = ("left", "right", "both", "packed", "none")  # both: a left-padded prompt and a right-padded response
 
 
@@ -34,6 +39,12 @@ class Form:
     @property
     def shape(self) -> str:
         return spell(self.dims)
+
+    @property
+    def grain(self) -> str | None:
+        """Where alone this form is met, one of GRAINS; None: wherever a stage is handed the tensor."""
+        symbols = {symbol for dim in self.dims for symbol in dim.symbols}
+        return next((name for name, own in GRAINS.items() if own & symbols), None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +121,8 @@ def stage_of(place: str) -> str:
     return place.partition("@")[0].partition("/")[0]
 
 
-Share = Callable[[Mapping[str, str], int, int], int]  # (placement, dim, its whole size) -> what one rank holds of it
+# (placement, at which dimension, the dimension, sizes of symbols) -> what one rank holds along it
+Share = Callable[[Mapping[str, str], int, Dim, Mapping[str, int]], int]
 
 
 def form_of(
@@ -118,22 +130,25 @@ def form_of(
     shape: tuple[int, ...],
     bindings: Mapping[str, int] | None = None,
     *,
-    in_micro_batch: bool = False,
+    within: str | None = None,
     share: Share | None = None,
 ) -> Form | None:
     """The form whose dims fit an observed shape: same rank and, where symbols are bound, same sizes.
 
     `share` says what a rank that holds a part of the tensor has of a dimension; None: all of it.
 
-    Several may fit, when a micro-batch happens to have as many samples as the step has prompts: `in_micro_batch` then
-    says which one it is. Falls back to the first form of the right rank (so that a wrong size is still named, and can be reported), then
-    None when no form has that rank.
+    Several may fit, when a micro-batch happens to have as many samples as the step has prompts: `within`, one of GRAINS,
+    then says which one it is. Elsewhere the step's own forms come first, those that this rank has put together too. Falls
+    back to the first form of the right rank (so that a wrong size is still named, and can be reported), then None when no
+    form has that rank.
     """
-    row = tensor(name)
+    row, sizes = tensor(name), bindings or {}
     same_rank = [form for form in row.forms if len(form.dims) == len(shape)]
-    fitting = [form for form in same_rank if fits(row, form, shape, bindings or {}, share)]
-    micro = [form for form in fitting if any("B_micro" in dim.symbols for dim in form.dims)] if in_micro_batch else []
-    return next(iter(micro or fitting or same_rank), None)
+    fitting = [form for form in same_rank if fits(row, form, shape, sizes, share)]
+    here = [form for form in fitting if within is not None and form.grain == within]
+    steps = [form for form in fitting if form.grain is None]
+    whole = [form for form in same_rank if form.grain is None and fits(row, form, shape, sizes)]
+    return next(iter(here or steps or whole or fitting or same_rank), None)
 
 
 def fits(
@@ -141,14 +156,14 @@ def fits(
 ) -> bool:
     """Whether an observed shape is that of a form, as far as its symbols are bound; `share` as in `form_of`."""
     bound = [
-        (at, dim.resolve(bindings), size)
+        (at, dim, size)
         for at, (dim, size) in enumerate(zip(form.dims, shape, strict=True))
         if dim.symbols <= bindings.keys()
     ]
     if share is None:
-        return all(whole == size for _, whole, size in bound)
+        return all(dim.resolve(bindings) == size for _, dim, size in bound)
     placement = row.placement_of(form)
-    return all(share(placement, at, whole) == size for at, whole, size in bound)
+    return all(share(placement, at, dim, bindings) == size for at, dim, size in bound)
 
 
 def _row(raw: dict[str, object]) -> Tensor:

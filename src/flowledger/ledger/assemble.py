@@ -9,7 +9,7 @@ from math import prod
 
 import duckdb
 
-from flowledger.flow.axes import AXES
+from flowledger.flow.axes import DEGREES, DENSE
 from flowledger.flow.mesh import Mesh, mesh
 from flowledger.flow.stages import mesh_of, stages
 from flowledger.flow.tensors import tensors
@@ -26,8 +26,8 @@ def meshes_of(degrees: Mapping[str, int]) -> dict[str, Mesh]:
 
     Empty for a job of one process.
     """
-    known = {axis: degree for axis, degree in degrees.items() if axis in AXES}
-    size = prod(degree for axis, degree in known.items() if axis != "ep")
+    known = {axis: degree for axis, degree in degrees.items() if axis in DEGREES}
+    size = prod(degree for axis, degree in known.items() if axis in DENSE)
     return {} if size == 1 else {"train": mesh(**known), "rollout": mesh(dp=size)}
 
 
@@ -43,7 +43,7 @@ def assemble(connection: duckdb.DuckDBPyConnection, degrees: Mapping[str, int]) 
         SELECT process, seq, rank, local_shape, coalesce(array_to_string(placement, ';'), '') AS cut, lies_on,
             concat_ws('|', {", ".join(f"coalesce({name}::VARCHAR, '')" for name in SAME)},
                 row_number() OVER (PARTITION BY process, {same} ORDER BY seq)) AS access_key
-        FROM tensors LEFT JOIN lies USING (tensor_name, stage)
+        FROM tensors LEFT JOIN lies USING (tensor_name, stage, access)
         WHERE logical_shape IS NULL AND local_shape IS NOT NULL AND rank IS NOT NULL AND source <> 'plan';
         CREATE TEMP TABLE wholes AS
         WITH dims AS (SELECT access_key, rank, cut, lies_on, local_shape, unnest(range(1, len(local_shape) + 1)) AS dim FROM parts),
@@ -64,11 +64,16 @@ def assemble(connection: duckdb.DuckDBPyConnection, degrees: Mapping[str, int]) 
 
 def _load_lines(connection: duckdb.DuckDBPyConnection, meshes: Mapping[str, Mesh]) -> None:
     """`lies`: the mesh of each tensor in each stage. `lines`: for a placement, dimension and rank, where else it stands."""
-    lies = [(name, stage, mesh_of(name, stage)) for name in tensors() for stage in stages()]
-    _table(connection, "lies", {"tensor_name": "VARCHAR", "stage": "VARCHAR", "lies_on": "VARCHAR"}, lies)
+    lies = [
+        (name, stage, access, mesh_of(name, stage, access))
+        for name in tensors()
+        for stage in stages()
+        for access in ("read", "write")
+    ]
+    _table(connection, "lies", dict.fromkeys(("tensor_name", "stage", "access", "lies_on"), "VARCHAR"), lies)
     found = connection.execute(
         "SELECT DISTINCT coalesce(array_to_string(placement, ';'), ''), lies_on, len(local_shape) FROM tensors "
-        "JOIN lies USING (tensor_name, stage) WHERE logical_shape IS NULL AND local_shape IS NOT NULL"
+        "JOIN lies USING (tensor_name, stage, access) WHERE logical_shape IS NULL AND local_shape IS NOT NULL"
     ).fetchall()
     lines = {
         (cut, name, dim + 1, rank, *_beside(cut, dim, meshes[name], rank))
@@ -93,6 +98,6 @@ def _table(
 
 
 def _beside(cut: str, dim: int, on: Mesh, rank: int) -> tuple[str, int]:
-    """The coordinates of a rank on all axes that do not cut this dimension, and how many ranks have the same ones."""
+    """The first of the ranks that differ along the axes alone that cut this dimension, and how many they are."""
     cutting = {axis for axis, _, text in (one.partition(": ") for one in cut.split(";")) if text == f"Shard({dim})"}
-    return ",".join(map(str, on.beside(rank, cutting))), prod(on.degree(axis) for axis in cutting)
+    return str(on.beside(rank, cutting)), prod(on.degree(axis) for axis in cutting)

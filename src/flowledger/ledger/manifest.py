@@ -33,15 +33,15 @@ def hardware() -> dict[str, Any]:
     }
 
 
-class Launcher(msgspec.Struct, kw_only=True, frozen=True):
-    """The process that opened the run: enough to tell later whether it still lives."""
+class Process(msgspec.Struct, kw_only=True, frozen=True):
+    """A process as others know it: enough to tell later whether it still lives."""
 
     host: str
     pid: int
     started: float  # seconds since 1970; a reused pid has another start
 
     @classmethod
-    def this(cls) -> "Launcher":
+    def this(cls) -> "Process":
         return cls(host=socket.gethostname(), pid=os.getpid(), started=psutil.Process().create_time())
 
     def is_gone(self) -> bool:
@@ -72,11 +72,11 @@ class Manifest(msgspec.Struct, kw_only=True, frozen=True):
     versions: dict[str, str] = {}  # package -> version
     hardware: dict[str, Any] = msgspec.field(default_factory=hardware)
     mesh: dict[str, int] = {}  # axis -> degree
-    rank_classes: dict[str, list[int]] = {}  # class of ranks with equal shapes -> its ranks
+    rank_classes: dict[str, list[int]] = {}  # class of ranks with equal shares -> its ranks
     bindings: dict[str, int] = {}  # symbol of a dimension -> its value
     recorder: dict[str, int] = {}  # the recorder's own figures at the end: rows, bytes, dropped
     components: dict[str, Any] = {}  # reward components, model, tokenizer: what the run was put together from
-    launcher: Launcher = msgspec.field(default_factory=Launcher.this)
+    launcher: Process = msgspec.field(default_factory=Process.this)  # which opened the run
 
     def encode(self) -> bytes:
         """JSON with its secrets masked."""

@@ -35,6 +35,59 @@ SELECT run, source, process, id, any_value(parent) AS parent, any_value(name) AS
 FROM spans
 GROUP BY run, source, process, id;
 
+-- --------------------------------------------------------------------------------------------------------- meetings
+
+CREATE VIEW clocks AS SELECT process, coalesce(wall_ns - monotonic_ns, 0) AS apart FROM processes;
+
+-- Times of all processes on one clock; `heard_ns`: when anything of the run was heard last.
+CREATE VIEW clocked AS
+SELECT spans.run, spans.source, spans.process, id, spans.rank, event, span_kind, stage,
+    start_ns + apart AS started_ns, end_ns + apart AS ended_ns, max(t_ns + apart) OVER (PARTITION BY spans.run, spans.source) AS heard_ns
+FROM spans JOIN clocks USING (process)
+WHERE spans.source <> 'plan' AND spans.rank IS NOT NULL;
+
+-- Ranks meet in the n-th collective of theirs, a sender and a receiver in the n-th message from one to the other.
+CREATE VIEW meetings AS
+WITH collectives AS (
+    SELECT run, source, process, rank, id, step, stage, phase, mini_batch, micro_batch, comm_type, "group", peer_ranks,
+        start_ns, end_ns, list_filter(peer_ranks, lambda one: one <> rank) AS peers,
+        CASE WHEN starts_with(comm_type, 'send') THEN concat(rank, '>', peers[1]) WHEN starts_with(comm_type, 'recv') THEN concat(peers[1], '>', rank)
+            ELSE array_to_string(list_sort(peer_ranks), ',') END AS parties
+    FROM spans_view WHERE span_kind = 'comm' AND source <> 'plan' AND rank IS NOT NULL AND peer_ranks IS NOT NULL)
+SELECT *, row_number() OVER (PARTITION BY run, source, process, parties ORDER BY id) AS nth
+FROM collectives WHERE len(peers) > 0 AND (NOT contains(parties, '>') OR len(peers) = 1);
+
+-- How long each rank waited in a collective until its last rank came, clipped to its own end: who sends may go on before. What
+-- an earlier wait of the process covers is left out, so that seconds add up. Only where every rank's part was recorded.
+CREATE VIEW waits AS
+WITH arrivals AS (
+    SELECT * EXCLUDE (start_ns, end_ns, apart), start_ns + apart AS arrived_ns, end_ns + apart AS left_ns FROM meetings JOIN clocks USING (process)),
+met AS (
+    SELECT run, source, parties, nth, max(arrived_ns) AS met_ns, arg_max(rank, arrived_ns) AS last_rank, arg_max(process, arrived_ns) AS last_process
+    FROM arrivals GROUP BY run, source, parties, nth
+    HAVING count(*) = max(len(peers)) + 1 AND count(DISTINCT rank) = count(*) AND (contains(parties, '>') OR count(DISTINCT comm_type) = 1))
+SELECT run, source, process, rank, id, step, stage, phase, mini_batch, micro_batch, comm_type, "group", peer_ranks, parties, nth,
+    least(met_ns, left_ns) AS until_ns, greatest(until_ns - greatest(arrived_ns, max(least(met_ns, left_ns)) OVER (
+        PARTITION BY run, source, process ORDER BY arrived_ns, id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING)), 0) / 1e9 AS seconds,
+    last_rank, last_process, (arrived_ns + until_ns) // 2 AS middle_ns
+FROM arrivals JOIN met USING (run, source, parties, nth);
+
+-- The waits that took time, and `last_stage`: where the last rank was in the middle of each.
+CREATE VIEW waited AS
+WITH places AS (
+    SELECT run, source, process AS last_process, stage AS last_stage, start_ns + apart AS middle_ns, end_ns + apart AS gone_ns
+    FROM spans_view JOIN clocks USING (process) WHERE span_kind = 'stage')
+SELECT waits.* EXCLUDE (until_ns, last_process, middle_ns), CASE WHEN coalesce(gone_ns >= waits.middle_ns, true) THEN last_stage END AS last_stage
+FROM (FROM waits WHERE seconds > 0) AS waits ASOF LEFT JOIN places USING (run, source, last_process, middle_ns);
+
+CREATE VIEW waited_by_stage AS
+WITH parts AS (
+    SELECT run, source, process, step, stage, last_rank, sum(seconds) AS seconds FROM waits GROUP BY run, source, process, step, stage, last_rank)
+SELECT run, source, process, step, stage, sum(seconds) AS waited_seconds, arg_max(last_rank, seconds) FILTER (seconds > 0) AS waited_for
+FROM parts GROUP BY run, source, process, step, stage;
+
+-- ----------------------------------------------------------------------------------------------------------- stages
+
 CREATE VIEW step_seconds AS
 WITH whole AS (
     SELECT run, source, step, max(latency_ms) / 1e3 AS seconds FROM spans_view
@@ -45,6 +98,22 @@ parts AS (
     WHERE step IS NOT NULL AND span_kind = 'stage' AND stage IS NOT NULL GROUP BY run, source, step)
 SELECT run, source, step, coalesce(whole.seconds, parts.seconds) AS seconds
 FROM parts FULL JOIN whole USING (run, source, step);
+
+-- Which step each process went through, and whether to its end.
+CREATE VIEW walked AS
+SELECT run, source, process, processes.role, processes.rank, step, end_ns IS NOT NULL AS closed
+FROM spans_view JOIN (SELECT process, role, rank FROM processes) AS processes USING (process)
+WHERE step IS NOT NULL AND stage IS NULL AND span_kind <> 'comm' AND name IN ('step', 'rl_step') AND source <> 'plan';
+
+-- Steps that not every rank went through to the end: one did not come to them, died in them or waits there, or an exception
+-- broke them off. What was recorded of them is not all there is.
+CREATE VIEW cut_steps AS
+SELECT run, source, step FROM walked
+GROUP BY run, source, step
+HAVING count(DISTINCT (role, rank)) FILTER (closed) < (SELECT count(DISTINCT (role, rank)) FROM processes
+        WHERE source <> 'plan' AND role IN (SELECT role FROM walked))
+    OR step IN (SELECT step FROM findings WHERE id = 'call_failed')
+ORDER BY step;
 
 -- One reading a row: the kinds side by side, what the allocator says, and what no kind explains.
 CREATE VIEW memory_readings AS
@@ -77,10 +146,11 @@ FROM explained;
 CREATE VIEW first_of_replica AS
 SELECT process FROM processes WHERE coalesce(list_sum(list_transform(['tp', 'pp', 'cp', 'sp'], lambda axis: coalesce(coordinates[axis], 0))), 0) = 0;
 
--- Tokens stand at the span that knows them: the stage's own, else the sum over the spans inside it.
+-- Of several ranks the slowest counts, by name, and beside its time how much of that it waited for others. Tokens stand at the
+-- span that knows them: the stage's own, else the sum over the spans inside it.
 CREATE VIEW stages AS
 WITH per_process AS (
-    SELECT run, source, process, step, role, stage,
+    SELECT run, source, process, any_value(rank) AS rank, step, role, stage,
         sum(latency_ms) FILTER (span_kind = 'stage') / 1e3 AS seconds,
         count(*) FILTER (span_kind = 'stage') AS calls,
         count(*) FILTER (span_kind = 'stage' AND end_ns IS NULL) AS open_calls,
@@ -91,11 +161,12 @@ WITH per_process AS (
     GROUP BY run, source, process, step, role, stage),
 merged AS (
     SELECT run, source, step, role, stage, max(seconds) AS seconds, max(calls) AS calls, max(open_calls) AS open_calls,
+        CASE WHEN count(DISTINCT rank) > 1 THEN arg_max({'rank': rank, 'waited': waited_seconds}, seconds) END AS slowest,
         (sum(tokens_logical) FILTER (counts))::BIGINT AS tokens_logical, (sum(tokens_valid) FILTER (counts))::BIGINT AS tokens_valid,
         (sum(tokens_computed) FILTER (counts))::BIGINT AS tokens_computed
-    FROM (SELECT per_process.*, coalesce(stage_mesh = 'rollout', false) OR source = 'plan' OR process NOT IN (SELECT process FROM processes)
+    FROM (SELECT per_process.*, waited_seconds, coalesce(stage_mesh = 'rollout', false) OR source = 'plan' OR process NOT IN (SELECT process FROM processes)
         OR process IN (FROM first_of_replica) AS counts
-        FROM per_process LEFT JOIN flow_stages USING (stage))
+        FROM per_process LEFT JOIN flow_stages USING (stage) LEFT JOIN waited_by_stage USING (run, source, process, step, stage))
     GROUP BY run, source, step, role, stage HAVING max(calls) > 0),
 boundaries AS (
     SELECT run, source, step, stage, max(greatest(peak_since_stage, allocated)) AS peak,
@@ -106,7 +177,8 @@ peaks_of_stages AS (
     SELECT run, source, step, stage,
         greatest(peak, live + max(residue) OVER (PARTITION BY run, source, step))::BIGINT AS peak FROM boundaries)
 SELECT merged.run, merged.source, merged.step, merged.stage, merged.role, merged.calls, merged.open_calls,
-    merged.seconds, merged.seconds / nullif(step_seconds.seconds, 0) AS share, tokens_logical, tokens_valid,
+    merged.seconds, merged.seconds / nullif(step_seconds.seconds, 0) AS share, slowest.rank AS slowest_rank,
+    slowest.waited AS waited_seconds, tokens_logical, tokens_valid,
     tokens_computed, CASE WHEN tokens_computed IS NOT NULL THEN tokens_valid / nullif(merged.seconds, 0) END AS tokens_per_s, peak AS peak_bytes
 FROM merged
 LEFT JOIN step_seconds ON merged.run = step_seconds.run AND merged.source = step_seconds.source
@@ -258,12 +330,21 @@ CREATE VIEW lifetime_table AS FROM lifetimes_at(NULL);
 
 -- ---------------------------------------------------------------------------------------------------------- metrics
 
--- One number a step: over processes the mean by weight; a special value (nan, inf) wins, for it must not vanish.
+-- What each process has for itself, so that the run has the sum; any other number all processes have alike.
+CREATE MACRO is_share(name) AS name IN ('rollout/running', 'rollout/waiting') OR (starts_with(name, 'recorder/') AND name <> 'recorder/ns_per_row');
+
+-- One number a step: the mean by weight, of a share times the processes that have one; where one has fewer decode steps than
+-- another, it runs nothing in the rest. A special value (nan, inf) wins, for it must not vanish.
 CREATE VIEW metrics_by_step AS
+WITH per_process AS (
+    SELECT run, source, process, step, name, any_value(raw_name) AS raw_name, sum(value * coalesce(weight, 1)) AS total,
+        sum(coalesce(weight, 1)) FILTER (value IS NOT NULL) AS weight, any_value(special) AS special,
+        bool_and(recomputed) AS recomputed, any_value(stage) AS stage
+    FROM metrics GROUP BY run, source, process, step, name)
 SELECT run, source, step, name, any_value(raw_name) AS raw_name,
-    CASE WHEN count(special) = 0 THEN coalesce(sum(value * weight) / nullif(sum(weight) FILTER (value IS NOT NULL), 0), avg(value)) END AS value,
+    CASE WHEN count(special) = 0 THEN sum(total) / nullif(CASE WHEN is_share(name) THEN max(weight) ELSE sum(weight) END, 0) END AS value,
     any_value(special) AS special, bool_and(recomputed) AS recomputed, any_value(stage) AS stage
-FROM metrics GROUP BY run, source, step, name
+FROM per_process GROUP BY run, source, step, name
 ORDER BY step, name;
 
 -- --------------------------------------------------------------------------------------------------------- samples
@@ -311,13 +392,17 @@ ORDER BY step, TRY_CAST(sample_id AS BIGINT), sample_id, position;
 
 -- ---------------------------------------------------------------------------------------------------------- balance
 
--- What each rank had to do in the stages where ranks share the samples: who sampled them, and who trained on them.
+-- What each rank had to do in each stage: its time, and the samples where ranks share them: who sampled, who trained. Collectives
+-- that overlap count once.
 CREATE MACRO balance_at(which_step) AS TABLE
 WITH mine AS (
     SELECT DISTINCT run, source, process, rank, step, 'rollout' AS stage, sample_id FROM samples
     WHERE stage = 'rollout' AND response_length IS NOT NULL
     UNION ALL
-    SELECT DISTINCT run, source, process, rank, step, coalesce(stage, 'update_actor'), sample_id FROM samples WHERE len(trained) > 0),
+    SELECT DISTINCT run, source, process, rank, step, coalesce(stage, 'update_actor'), sample_id FROM samples WHERE len(trained) > 0
+    UNION ALL  -- a critic learns from every sample of its rank that has an advantage
+    SELECT DISTINCT run, source, process, rank, step, 'update_critic', sample_id FROM samples
+    WHERE advantage IS NOT NULL AND sample_id NOT IN (SELECT sample_id FROM samples WHERE dropped_reason IS NOT NULL)),
 work AS (
     SELECT mine.run, mine.source, process, mine.rank, mine.step, mine.stage, count(*) AS samples,
         sum(prompt_length + response_length)::BIGINT AS tokens, sum((prompt_length + response_length)::BIGINT ** 2)::BIGINT AS length_squares,
@@ -328,22 +413,18 @@ spent AS (
     SELECT run, source, process, any_value(rank) AS rank, step, stage,
         count(DISTINCT (epoch, mini_batch, micro_batch)) FILTER (micro_batch IS NOT NULL) AS micro_batches,
         sum(latency_ms) FILTER (span_kind = 'stage') / 1e3 AS seconds,
-        coalesce(sum(latency_ms) FILTER (span_kind = 'comm'), 0) / 1e3 AS comm_seconds
-    FROM spans_view WHERE stage IS NOT NULL GROUP BY run, source, process, step, stage)
+        coalesce(sum(end_ns - greatest(start_ns, covered_ns)) FILTER (span_kind = 'comm' AND coalesce(end_ns > covered_ns, true)), 0) / 1e9 AS comm_seconds
+    FROM (SELECT *, max(end_ns) FILTER (span_kind = 'comm') OVER (PARTITION BY run, source, process, step, stage
+        ORDER BY start_ns, id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS covered_ns FROM spans_view)
+    WHERE stage IS NOT NULL AND source <> 'plan' GROUP BY run, source, process, step, stage HAVING bool_or(span_kind = 'stage'))
 SELECT run, source, step, stage, coalesce(work.rank, spent.rank) AS rank, samples, tokens, length_squares, longest,
-    nullif(micro_batches, 0) AS micro_batches, seconds, comm_seconds, process
-FROM work JOIN spent USING (run, source, process, step, stage) LEFT JOIN flow_stages USING (stage)
+    nullif(micro_batches, 0) AS micro_batches, seconds, comm_seconds, waited_seconds, waited_for, process
+FROM spent LEFT JOIN work USING (run, source, process, step, stage) LEFT JOIN waited_by_stage USING (run, source, process, step, stage)
+LEFT JOIN flow_stages USING (stage)
 WHERE which_step IS NULL OR step = which_step
-ORDER BY step, position, rank;
+ORDER BY step, position NULLS LAST, stage, rank;
 
 -- ---------------------------------------------------------------------------------------------------------- waiting
-
--- Times of all processes on one clock; `heard_ns`: when anything of the run was heard last.
-CREATE VIEW clocked AS
-SELECT spans.run, spans.source, spans.process, id, spans.rank, event, span_kind,
-    start_ns + apart AS started_ns, end_ns + apart AS ended_ns, max(t_ns + apart) OVER (PARTITION BY spans.run, spans.source) AS heard_ns
-FROM spans JOIN (SELECT process, coalesce(wall_ns - monotonic_ns, 0) AS apart FROM processes) USING (process)
-WHERE spans.source <> 'plan' AND spans.rank IS NOT NULL;
 
 -- What had begun and not ended when the run was heard last: what it is doing, or where it stood when it was stopped.
 CREATE VIEW open_spans AS
@@ -352,16 +433,6 @@ SELECT run, source, process, rank, id, parent, name, span_kind, step, role, stag
 FROM spans_view JOIN (SELECT run, source, process, id, min(started_ns) AS started_ns, any_value(heard_ns) AS heard_ns FROM clocked
     GROUP BY run, source, process, id HAVING max(ended_ns) IS NULL) USING (run, source, process, id)
 ORDER BY rank, started_ns, id;
-
--- Ranks meet in the n-th collective of theirs, a sender and a receiver in the n-th message from one to the other.
-CREATE VIEW meetings AS
-WITH collectives AS (
-    SELECT run, source, process, rank, id, comm_type, end_ns, list_filter(peer_ranks, lambda one: one <> rank) AS peers,
-        CASE WHEN starts_with(comm_type, 'send') THEN concat(rank, '>', peers[1]) WHEN starts_with(comm_type, 'recv') THEN concat(peers[1], '>', rank)
-            ELSE array_to_string(list_sort(peer_ranks), ',') END AS parties
-    FROM spans_view WHERE span_kind = 'comm' AND source <> 'plan' AND rank IS NOT NULL AND peer_ranks IS NOT NULL)
-SELECT *, row_number() OVER (PARTITION BY run, source, process, parties ORDER BY id) AS nth
-FROM collectives WHERE len(peers) > 0 AND (NOT contains(parties, '>') OR len(peers) = 1);
 
 -- Who waits for whom: one row for each collective that is open and each of its peers. `is_there`: the peer is in it too, or
 -- has been; null where it recorded nothing. Where it is instead is its innermost open span; `peer_quiet_s`: since it got on.

@@ -39,7 +39,7 @@ def bindings(config: RunConfig, architecture: Architecture | None, dp: int, toke
 
 def micro_samples(micro: MicroBatch, config: RunConfig, dp: int, tokens: int | None) -> int:
     """Samples of one micro-batch on one data-parallel rank: as given, or what the token budget holds at full length."""
-    mini = max(1, config.mini_batch_samples // dp)
+    mini = max(1, -(-config.mini_batch_samples // dp))
     if micro.dynamic and tokens is not None:
         return max(1, min(mini, tokens // (config.data.max_prompt_tokens + config.rollout.max_response_tokens)))
     return min(mini, micro.samples or mini)

@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from flowledger.config.agreement import OWN
 from flowledger.config.schema import RunConfig
 from flowledger.plan.facts import Facts, facts, plain
 from flowledger.plan.lengths import Lengths
-from flowledger.plan.passes import Pass, tally
+from flowledger.plan.passes import Pass, many, tally
 from flowledger.tables.models import Architecture
 
 
@@ -95,23 +96,24 @@ def _samples(draft: _Draft) -> None:
     name = "device_batch" if "device_batch" in v else "mini" if v.get("trainer") == "fully_async" else "prompts"
     draft.add("prompts", prompts, "prompts", name=name, arithmetic=how)
     draft.add("samples of a prompt", v["n"], "samples", name="n")
-    draft.add("samples", v["B"], "samples", arithmetic=f"{prompts} prompts * {v['n']} = {v['B']} samples")
+    draft.add(
+        "samples", v["B"], "samples", arithmetic=f"{many(prompts, 'prompts')} * {v['n']} = {many(v['B'], 'samples')}"
+    )
     draft.add("data-parallel ranks", v["dp"], "ranks", arithmetic=_ranks(v))
     padded, note = v.get("B_padded", v["B"]), ""
     if padded != v["B"]:
         note = f"padded from {v['B']} to {padded} samples, a multiple of lcm(dp, mini-batch) = {v['multiple']}"
     draft.add(
         "samples of a rank", padded // v["dp"], "samples", note=note or _rest(padded, v["dp"]),
-        arithmetic=f"{padded} samples / {v['dp']} ranks = {plain(padded / v['dp'])} samples",
+        arithmetic=f"{many(padded, 'samples')} / {many(v['dp'], 'ranks')} = {plain(padded / v['dp'])} samples",
     )  # fmt: skip
 
 
 def _ranks(v: Mapping[str, Any]) -> str:
     degrees = {name: v[name] for name in ("tp", "pp", "cp", "sp") if isinstance(v.get(name), int) and v[name] > 1}
     parts = " * ".join(f"{name} {degree}" for name, degree in degrees.items())
-    return (
-        f"{v.get('world')} GPUs / ({parts}) = {v['dp']} ranks" if parts else f"{v.get('world')} GPUs = {v['dp']} ranks"
-    )
+    devices = many(v.get("world", 0), "processes" if v["framework"] == OWN else "GPUs")
+    return f"{devices} / ({parts}) = {many(v['dp'], 'ranks')}" if parts else f"{devices} = {many(v['dp'], 'ranks')}"
 
 
 def _rest(whole: int, by: int) -> str:
@@ -124,20 +126,20 @@ def _mini_batches(draft: _Draft) -> None:
         return
     mini, rank = v["mini_samples"], v["mini_rank"]
     if v["framework"] in ("verl", "flowledger"):
-        told = f"{v['mini']} prompts * {v['n']} = {mini} samples"
+        told = f"{many(v['mini'], 'prompts')} * {v['n']} = {many(mini, 'samples')}"
         draft.add("mini-batch", mini, "samples", name="mini", arithmetic=told, note="the key counts prompts")
     else:
         draft.add("mini-batch", mini, "samples", name=_mini_key(v), arithmetic=_mini_told(v), note=_mini_note(v))
     draft.add(
         "mini-batch of a rank", rank, "samples", note=_rest(mini, v["dp"]),
-        arithmetic=f"{mini} samples / {v['dp']} ranks = {plain(mini / v['dp'])} samples",
+        arithmetic=f"{many(mini, 'samples')} / {many(v['dp'], 'ranks')} = {plain(mini / v['dp'])} samples",
     )  # fmt: skip
     batches = max(1, v["B_rank"] // rank)
     epochs = v.get("epochs") or 1
     steps = batches * epochs
     draft.add(
         "optimizer steps", steps, "steps", name="epochs", note=_rest(v["B_rank"], rank),
-        arithmetic=f"{v['B_rank']} / {rank} = {batches} mini-batches * {epochs} epochs = {steps} steps",
+        arithmetic=f"{v['B_rank']} / {rank} = {many(batches, 'mini-batches')} * {many(epochs, 'epochs')} = {many(steps, 'steps')}",
     )  # fmt: skip
 
 
@@ -174,11 +176,13 @@ def _passes(draft: _Draft) -> None:
     v = draft.values
     if not draft.has("B_rank"):
         return
-    samples = v["B_rank"]
-    if v.get("old_used", True):
+    samples, own = v["B_rank"], v["framework"] == OWN
+    if own:
+        _as_the_update(draft)
+    elif v.get("old_used", True):
         one = Pass("old log-probs", samples, bool(v.get("lp_dynamic")), v.get("lp_micro"), v.get("lp_budget"))
         _micro_batches(draft, one, names=("lp_micro", "lp_budget"))
-    if v.get("ref_used"):
+    if v.get("ref_used") and not own:
         dynamic = v.get("ref_dynamic", v.get("lp_dynamic"))
         one = Pass("reference log-probs", samples, bool(dynamic), v.get("ref_micro"), v.get("ref_budget"))
         _micro_batches(draft, one, names=("ref_micro", "ref_budget"))
@@ -190,10 +194,27 @@ def _passes(draft: _Draft) -> None:
             _micro_batches(draft, one, names=("critic_micro", "critic_budget_key"))
     elif draft.has("values_dynamic", "critic_mini_samples"):
         per_rank = v["critic_mini_samples"] // v["dp"]
-        for name, which, several in (("values", "values", samples), ("critic update", "critic", per_rank)):
+        passes = (("values", "values", samples), ("critic update", "critic", per_rank))
+        for name, which, several in passes if v.get("values_limits") else passes[1:]:
             micro, budget = f"{which}_micro", f"{which}_budget"
             one = Pass(name, several, v[f"{which}_dynamic"], v[micro], v[budget])
             _micro_batches(draft, one, names=(micro, budget))
+
+
+def _as_the_update(draft: _Draft) -> None:
+    """flowledger's own loop: passes without gradients go over the micro-batches of the update, mini-batch by mini-batch."""
+    v = draft.values
+    each = next((row.value for row in draft.rows if row.quantity == "update: micro-batches"), None)
+    if each is None or not draft.has("mini_rank") or v["mini_rank"] < 1:
+        return
+    minis = max(1, v["B_rank"] // v["mini_rank"])
+    made = {
+        "old log-probs": v.get("old_used"), "reference log-probs": v.get("ref_used"),
+        "values": v.get("critic_used") and not v.get("values_limits"),
+    }  # fmt: skip
+    for name in (name for name, runs in made.items() if runs):
+        told = f"as in the update: {many(minis, 'mini-batches')} * {each} = {many(minis * each, 'micro-batches')}"
+        draft.add(f"{name}: micro-batches", minis * each, "micro-batches", arithmetic=told)
 
 
 def _micro_batches(draft: _Draft, one: Pass, *, names: tuple[str, str]) -> None:
@@ -203,26 +224,64 @@ def _micro_batches(draft: _Draft, one: Pass, *, names: tuple[str, str]) -> None:
         draft.add(link.quantity, link.value, link.unit, name=key_of, arithmetic=link.arithmetic, note=link.note)
 
 
+def _own_rollout(draft: _Draft) -> None:
+    """flowledger's own loop: every rank samples a part of the prompts, whatever the mesh that trains."""
+    v = draft.values
+    if not draft.has("prompts", "n", "world"):
+        return
+    prompts, world, n = v["prompts"], v["world"], v["n"]
+    each = -(-prompts // world)
+    draft.add(
+        "rollout replicas", world, "replicas", arithmetic="each process samples, with all weights",
+        note=_shares(prompts, world, each) if prompts % world else "",
+    )  # fmt: skip
+    share = f"{many(prompts, 'prompts')} / {many(world, 'replicas')}"
+    told = f"ceil({share})" if prompts % world else share
+    told = f"{told} * {n} = {many(each * n, 'samples')}"
+    draft.add("samples of a replica", each * n, "samples", arithmetic=told)
+    if v.get("max_running"):
+        _at_once(draft, each * n, v["max_running"], 1)
+
+
+def _shares(prompts: int, world: int, each: int) -> str:
+    """`3 with 2 prompts, 1 with 1 prompt`: cut as torch.chunk does."""
+    whole, rest = divmod(prompts, each)
+    parts = [(whole, each), (min(rest, 1), rest), (world - whole - min(rest, 1), 0)]
+    return ", ".join(f"{number} with {many(has, 'prompts')}" for number, has in parts if number)
+
+
 def _rollout(draft: _Draft) -> None:
     v = draft.values
+    if v.get("framework") == OWN:
+        _own_rollout(draft)
+        return
     if not draft.has("rollout_world", "rtp", "B"):
         return
     degrees = [v.get(name) or 1 for name in ("rtp", "rdp", "rpp")]
     size = degrees[0] * degrees[1] * degrees[2]
     replicas = max(1, v["rollout_world"] // size)
-    told = f"{v['rollout_world']} GPUs / (tp {degrees[0]} * dp {degrees[1]} * pp {degrees[2]}) = {replicas} replicas"
+    told = (
+        f"{many(v['rollout_world'], 'GPUs')} / (tp {degrees[0]} * dp {degrees[1]} * pp {degrees[2]}) = "
+        f"{many(replicas, 'replicas')}"
+    )
     note = _rest(v["rollout_world"], size)
     draft.add("rollout replicas", replicas, "replicas", name="rtp", arithmetic=told, note=note)
     each = -(-v["B"] // replicas)
     draft.add(
-        "samples of a replica", each, "samples", arithmetic=f"{v['B']} samples / {replicas} replicas = {each} samples"
-    )
-    running = v.get("max_running")
-    if running:
-        at_once = min(each, running * degrees[1])
-        waves = f"; the rest waits: {-(-each // at_once)} rounds" if at_once < each else ""
-        told = f"min({each}, {running} a rank * dp {degrees[1]}) = {at_once} samples"
-        draft.add("samples at once", at_once, "samples", name="max_running", arithmetic=told, note=waves.lstrip("; "))
+        "samples of a replica", each, "samples",
+        arithmetic=f"{v['B']} samples / {many(replicas, 'replicas')} = {many(each, 'samples')}",
+    )  # fmt: skip
+    if v.get("max_running"):
+        _at_once(draft, each, v["max_running"], degrees[1])
+
+
+def _at_once(draft: _Draft, each: int, running: int, dp: int) -> None:
+    """Samples of a replica that run at the same time, where the engine limits them."""
+    at_once = min(each, running * dp)
+    note = f"the rest waits: {-(-each // at_once)} rounds" if at_once < each else ""
+    limit = f"{running} a rank * dp {dp}" if dp > 1 else f"{running}"
+    told = f"min({each}, {limit}) = {many(at_once, 'samples')}"
+    draft.add("samples at once", at_once, "samples", name="max_running", arithmetic=told, note=note)
 
 
 def _ahead(draft: _Draft) -> None:

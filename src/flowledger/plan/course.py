@@ -10,6 +10,7 @@ from flowledger.plan.job import ITEMSIZE
 from flowledger.plan.loop_setting import sharing
 from flowledger.plan.rows_of_tokens import Micro, TokenRow
 from flowledger.plan.shards import Shards
+from flowledger.plan.weight import ADAPTER, Weight
 from flowledger.tables.models import Architecture
 
 
@@ -50,6 +51,10 @@ class Course:
     def itemsize(self) -> int:
         """Bytes of an element of a model, its activations and its gradients."""
         return ITEMSIZE[self.config.model.dtype]
+
+    def itemsize_of(self, weight: Weight) -> int:
+        """Bytes of an element of a weight and of its gradient: peft keeps adapters in float32 (plan/own_loop.py)."""
+        return ITEMSIZE["float32"] if weight.part == ADAPTER else self.itemsize
 
     def row(self, micro: Micro) -> TokenRow:
         """A micro-batch as one row of tokens."""

@@ -1,7 +1,7 @@
 """A plan as one plain document: what `--json` prints, and what a terminal draws. Bytes are integers, shapes are lists.
 
-Keys: `rows` (the memory ledger), `chain`, `checks`, `shapes`, `lifetimes`, `estimates`, `engine`, `communication`,
-`summary`, `reading`.
+Keys: `rows` (the memory ledger), `rank_classes`, `chain`, `checks`, `shapes`, `lifetimes`, `estimates`, `engine`,
+`communication`, `summary`, `reading`.
 """
 
 from collections.abc import Mapping
@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 
+from flowledger.config.agreement import OWN
 from flowledger.flow.estimates import activation_bytes, kv_bytes, peak_memory
 from flowledger.flow.kinds import KINDS, MEMORY_KINDS
+from flowledger.flow.rank_classes import spans
 from flowledger.flow.tensors import tensor
 from flowledger.ledger.rows import Row
 from flowledger.plan import kv_cache
@@ -39,6 +41,7 @@ def document(plan: Plan, *, shapes: bool = True) -> Document:
         "chain": [plain(row) for row in plan.chain.rows],
         "checks": [plain(row) for row in plan.findings],
         "rows": [stage_row(one) for one in plan.memory],
+        "rank_classes": {name: spans(ranks) for name, ranks in plan.rank_classes.items()},
         "engine": engine(plan),
         "communication": talks(plan),
         "estimates": estimates(plan),
@@ -71,7 +74,7 @@ def stage_row(one: StageMemory) -> dict[str, Any]:
         "step": "first" if one.step != LATER else "later",
         "stage": one.stage,
         "role": one.role,
-        "ranks": one.ranks.name,
+        "ranks": one.ranks.label,
         "rank": one.ranks.first,
         "rank_count": one.ranks.count,
         "instant": one.peak.instant,
@@ -114,7 +117,7 @@ def summary(plan: Plan) -> dict[str, Any]:
         "skipped": verdicts.count("skipped"),
         "fits": plan.fits,
         "peak_stage": worst.stage,
-        "peak_ranks": worst.ranks.name,
+        "peak_ranks": worst.ranks.label,
         "peak_instant": worst.peak.instant,
         "peak_step": "first" if worst.step != LATER else "later",
         "peak_allocated": worst.peak.bytes,
@@ -143,7 +146,9 @@ def engine(plan: Plan) -> dict[str, Any]:
         "kv_blocks": served.kv_blocks,
         "kv_tokens": served.kv_tokens,
         "bytes_per_token": served.bytes_per_token,
-        "full_samples": kv_cache.capacity(plan.architecture, serving, served.kv_pool, tokens=whole),
+        "full_samples": served.kv_blocks  # a slot holds one, less the last token, which is never fed back
+        if plan.config.framework == OWN
+        else kv_cache.capacity(plan.architecture, serving, served.kv_pool, tokens=whole),
         "fits": served.fits,
         "reason": served.reason,
         "profile_peak": served.profile_peak,
@@ -154,8 +159,8 @@ def engine(plan: Plan) -> dict[str, Any]:
 
 
 def talks(plan: Plan) -> list[dict[str, Any]]:
-    """Planned collectives of one step of flowledger's own loop, of each rank of a class, by stage, group and kind."""
-    return [{"ranks": ranks.name, **one} for ranks in plan.classes for one in summed(plan.communication(ranks))]
+    """Planned collectives of one step of flowledger's own loop, of each kind of rank, by stage, group and comm_type."""
+    return [{"ranks": ranks.label, **one} for ranks, talks in plan.talks for one in summed(talks)]
 
 
 def reading(plan: Plan) -> dict[str, Any]:
@@ -199,9 +204,9 @@ def _rough(plan: Plan, update: StageMemory) -> Mapping[str, tuple[str, int]]:
         layers=len(update.ranks.layers), local_tokens=job.local_tokens, hidden_size=architecture.hidden,
         bytes_per_element=width, factor=factor / 2,
     )  # fmt: skip
-    bound = plan.setting.bindings
+    bound, own = plan.setting.bindings, plan.config.framework == OWN
     cache = kv_bytes(
-        layers=architecture.layers, batch_local=bound["B_slot"], seq_local=bound["S_cache"],
+        layers=architecture.layers, batch_local=plan.served.kv_blocks if own else bound["B_slot"], seq_local=bound["S_cache"],
         kv_heads=max(1, architecture.kv_heads // plan.config.rollout.serving.mesh.tp), head_dim=architecture.head_dim,
         bytes_per_element=ITEMSIZE.get(plan.serving.kv_dtype or plan.serving.dtype or "", 2),
     )  # fmt: skip

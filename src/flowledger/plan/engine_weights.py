@@ -1,6 +1,8 @@
 """Weights of one rank of an inference engine: how it cuts, copies, pads and quantises what a model has."""
 
-from flowledger.config.engine import Dtype, Mesh
+from flowledger.config.engine import Dtype, Lora, Mesh
+from flowledger.plan.fsdp.adapters import parameters
+from flowledger.plan.job import ITEMSIZE
 from flowledger.plan.weight import Weight, local_numel
 from flowledger.plan.weights import weights
 from flowledger.tables.constants import constant
@@ -17,19 +19,26 @@ def weight_bytes(
     *,
     expert_dtype: Dtype | None = None,
     padded: bool = True,
+    lora: Lora | None = None,
 ) -> int:
     """Bytes of the weights on the fullest rank, with the table of rotary embeddings.
 
     Embedding and head are cut over tp, norms and routers copied, key-value heads copied where tp exceeds them, experts
     dealt to ep ranks. Of 8- and 4-bit dtypes only the matrices inside layers are quantised (`expert_dtype`: the experts
-    alone); embedding, head, norms and routers stay in bfloat16. `padded`: as vLLM and SGLang pad the vocabulary.
+    alone); embedding, head, norms and routers stay in bfloat16. `padded`: as vLLM and SGLang pad the vocabulary. `lora`:
+    adapters that stay beside the weights, in their own dtype.
     """
     stages = [0] * mesh.pp
     for weight in weights(architecture):
         size = _bytes(weight, architecture, mesh, expert_dtype if weight.expert and expert_dtype else dtype, padded)
         for stage in _stages_of(weight, architecture, mesh.pp):
             stages[stage] += size
-    return max(stages) + (_rotary(architecture) if padded else 0)
+    beside = sum(one.numel for one in parameters(weights(architecture), lora)) if lora else 0
+    return (
+        max(stages)
+        + (_rotary(architecture) if padded else 0)
+        + beside * ITEMSIZE.get(lora.dtype if lora and lora.dtype else dtype, 2)
+    )
 
 
 def replicated_bytes(architecture: Architecture, tp: int, item: int = 2) -> int:

@@ -217,7 +217,7 @@ def _of_critic(config: RunConfig) -> dict[str, Any]:
     values = critic.values_micro_batch or update
     prompts = critic.mini_batch_prompts or config.mini_batch_prompts
     return {
-        "values_dynamic": values.dynamic, "values_micro": values.samples,
+        "values_limits": bool(critic.values_micro_batch or critic.micro_batch), "values_dynamic": values.dynamic, "values_micro": values.samples,
         "values_budget": values.max_tokens or values.max_padded_tokens, "critic_dynamic": update.dynamic,
         "critic_micro": update.samples, "critic_budget": update.max_tokens or update.max_padded_tokens,
         "critic_mini_samples": prompts * config.rollout.samples_per_prompt,
@@ -228,9 +228,14 @@ def _of_own_mesh(config: RunConfig) -> dict[str, Any]:
     """What the mesh of flowledger's own loop must agree with."""
     if family(config.framework) != "flowledger":
         return {}
+    critic = config.critic.engine if config.critic else None
+    engines = (config.actor.engine, critic or config.actor.engine)
     return {
-        "cp_kind": config.mesh.cp_kind, "packed": config.actor.packed, "lora": config.model.lora is not None,
+        "old_used": config.old_log_prob_pass, "max_running": config.rollout.max_running, "cp_kind": config.mesh.cp_kind, "packed": config.actor.packed, "lora": config.model.lora is not None,
         "shared_weights": config.rollout.weights == "shared", "stage_count": len(config.actor.engine.layers_in_stages),
+        "empty_stages": sum(count < 1 for count in config.actor.engine.layers_in_stages[1:-1]),
+        "sequence_parallel": any(engine.sequence_parallel for engine in engines), "pipeline": engines[0].pipeline,
+        "critic_pipeline": engines[-1].pipeline, "engine_meshes": any(engine.mesh is not None for engine in engines),
     }  # fmt: skip
 
 

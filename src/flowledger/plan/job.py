@@ -34,6 +34,8 @@ class Job:
     logit_tokens: int | None = None  # tokens whose logits are computed; null: all of `tokens`
     beside_tokens: int = 0  # prompts and responses that attention joins for each sample which shares its prompt
     pp_rank: int = 0
+    last: "Job | None" = None  # the last micro-batch of the step, where it is smaller than those before it
+    own_loop: bool = False  # flowledger's own; else what its engine says
     environment: tuple[tuple[str, str], ...] = ()  # variables that change memory (CUBLAS_WORKSPACE_CONFIG, …)
 
     @property

@@ -1,17 +1,23 @@
 """The planned lifetime table: where each tensor is born, who reads it, where it dies, and what each stage hands on."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from flowledger.flow.stages import order
-from flowledger.flow.tensors import Tensor, stage_of, tensors
+from flowledger.flow.tensors import Tensor, stage_of, tensor, tensors
 from flowledger.ledger.rows import StorageRow, TensorRow
 
 Fate = dict[str, Any]
 
 
-def lifetimes(rows: Sequence[TensorRow], stages: Sequence[str]) -> list[Fate]:
-    """One row a tensor and birth, in the order of the flow; bytes are those of its largest form on one rank."""
+def lifetimes(
+    rows: Sequence[TensorRow], stages: Sequence[str], stand_ins: Mapping[str, str] = MappingProxyType({})
+) -> list[Fate]:
+    """One row a tensor and birth, in the order of the flow; bytes are those of its largest form on one rank.
+
+    `stand_ins`: tensor that nobody makes -> the one whose storage it is.
+    """
     places = [name for name in order() if name in stages]
     sizes: dict[tuple[str, str | None], int] = {}
     for row in rows:
@@ -20,7 +26,12 @@ def lifetimes(rows: Sequence[TensorRow], stages: Sequence[str]) -> list[Fate]:
     found = [
         fate
         for row in tensors().values()
-        for fate in _fates(row, [name for name in places if (row.name, name) in sizes or not _meets(row, name)], sizes)
+        for fate in _fates(
+            row,
+            tensor(stand_ins.get(row.name, row.name)).written_by,
+            [name for name in places if (row.name, name) in sizes or not _meets(row, name)],
+            sizes,
+        )
     ]
     return sorted(found, key=lambda fate: places.index(stage_of(fate["born_at"])))
 
@@ -44,10 +55,14 @@ def surviving(fates: Sequence[Fate], stages: Sequence[str]) -> dict[str, list[st
     }
 
 
-def storages(rows: Sequence[TensorRow], fates: Sequence[Fate]) -> list[StorageRow]:
+def storages(
+    rows: Sequence[TensorRow], fates: Sequence[Fate], stand_ins: Mapping[str, str] = MappingProxyType({})
+) -> list[StorageRow]:
     """Birth and death of each as events of a storage, on each rank that has it; its rows are given the storage's number."""
+    fates = [fate for fate in fates if fate["tensor_name"] not in stand_ins]
     numbers = {(fate["tensor_name"], stage_of(fate["born_at"])): number for number, fate in enumerate(fates, 1)}
     names = {name: number for (name, _), number in numbers.items()}
+    names |= {name: names[other] for name, other in stand_ins.items()}
     holders: dict[int | None, dict[int | None, None]] = {}  # storage -> the ranks that hold it, in order
     for row in rows:
         row.storage = numbers.get((row.tensor_name, row.stage or ""), names.get(row.tensor_name))
@@ -72,9 +87,11 @@ def _event(fate: Fate, number: int, event: str, place: str, rank: int | None) ->
     )  # fmt: skip
 
 
-def _fates(row: Tensor, places: Sequence[str], sizes: dict[tuple[str, str | None], int]) -> Iterator[Fate]:
+def _fates(
+    row: Tensor, made_in: Sequence[str], places: Sequence[str], sizes: dict[tuple[str, str | None], int]
+) -> Iterator[Fate]:
     """A tensor that several stages make for themselves has a fate for each of them."""
-    born = [place for place in row.written_by if stage_of(place) in places]
+    born = [place for place in made_in if stage_of(place) in places]
     own = len({stage_of(place) for place in born}) > 1 and row.lifetime in ("micro_batch", "stage")
     first = list({stage_of(place): place for place in reversed(born)}.values())[::-1]
     for place in first if own else sorted(born, key=lambda one: places.index(stage_of(one)))[:1]:

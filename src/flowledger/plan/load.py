@@ -19,6 +19,7 @@ class Load:
     sequences: int
     micro_batches: int
     beside_tokens: int = 0  # prompt and response of each sample whose prompt is there already (flowledger's own loop)
+    last: "Load | None" = None  # the last micro-batch of flowledger's own loop, where fewer samples are left for it
 
 
 def load(work: Work, config: RunConfig, dp: int, lengths: Lengths | None, values: Mapping[str, Any]) -> Load:
@@ -27,7 +28,8 @@ def load(work: Work, config: RunConfig, dp: int, lengths: Lengths | None, values
     A static micro-batch is full of samples of the greatest length. A dynamic one is, with length statistics, the fullest
     that drawing them gave; without, it is full. Where a framework closes a micro-batch at the budget, only one sample that
     is longer by itself exceeds it; where the budget fixes but the *number* of micro-batches (verl: `balanced`,
-    ceil(all tokens / budget)), equally long samples can exceed it by less than one of them.
+    ceil(all tokens / budget)), equally long samples can exceed it by less than one of them. `sequences` are so many that none is
+    longer than the greatest length.
 
     Where flowledger's own loop packs a prompt once for its samples, a static micro-batch holds as many prompts as samples
     in a row come from (more where a filter leaves groups in pieces), and a dynamic one is planned at its limit all the same.
@@ -37,8 +39,14 @@ def load(work: Work, config: RunConfig, dp: int, lengths: Lengths | None, values
     shares = config.actor.packed and config.actor.shared_prompts and config.mesh.cp == 1
     if not (config.framework == OWN and shares):
         return found
+    made = _shared(found, work, config, dp)
+    return replace(made, last=found.last and _shared(found.last, work, config, dp))
+
+
+def _shared(found: Load, work: Work, config: RunConfig, dp: int) -> Load:
+    """The same with each prompt once for its samples."""
     others = found.sequences - prompts_of(found.sequences, max(1, config.rollout.samples_per_prompt // dp))
-    whole = found.tokens // found.sequences
+    whole = longest(config) if work.micro.dynamic else found.tokens // found.sequences
     saved = 0 if work.micro.dynamic else others * max(0, whole - config.rollout.max_response_tokens)
     return replace(found, tokens=found.tokens - saved, beside_tokens=others * whole)
 
@@ -64,16 +72,19 @@ def _load(work: Work, config: RunConfig, dp: int, lengths: Lengths | None, value
         # in TRL the micro-batch makes the mini-batch; elsewhere it cannot hold more samples than that has
         most = micro.samples if "device_batch" in values else rank_samples
         each = min(most or rank_samples, micro.samples or rank_samples)
-        return Load(each * whole, each, max(1, -(-rank_samples // each)))
+        left = rank_samples % each if config.framework == OWN else 0
+        number = max(1, -(-rank_samples // each))
+        last = Load(left * whole, left, number) if left and number > 1 else None
+        return Load(each * whole, each, number, last=last)
     budget = micro.max_tokens or micro.max_padded_tokens or longest(config)  # of all ranks that share a sequence
     if lengths is not None:
         found = drawn(rank_samples, budget, {**values, "dp": dp}, lengths)
-        sequences = max(1, round(found.worst_tokens / lengths.mean(prompt)))
+        sequences = max(round(found.worst_tokens / lengths.mean(prompt)), -(-found.worst_tokens // whole))
         return Load(found.worst_tokens, sequences, max(1, round(found.micro_batches)))
     full = min(budget, rank_samples * whole)
     if values.get("scheme") != "balanced":
         each = min(rank_samples, max(1, budget // whole))
-        return Load(max(whole, full), each, -(-rank_samples // each))
+        return Load(max(whole, full), -(-max(whole, full) // whole), -(-rank_samples // each))
     count = max(1, min(rank_samples, -(-rank_samples * whole // budget)))
-    each = -(-rank_samples // count)
-    return Load(max(each * whole, full), each, count)
+    tokens = max(-(-rank_samples // count) * whole, full)
+    return Load(tokens, -(-tokens // whole), count)

@@ -6,7 +6,6 @@ from functools import lru_cache
 
 from flowledger.flow.mesh import Mesh, authoritative, local_shape, mesh
 from flowledger.flow.rank_classes import rank_classes, spans
-from flowledger.flow.stages import mesh_of
 from flowledger.flow.tensors import Form, Tensor
 from flowledger.plan.setting import RankClass, Setting
 
@@ -24,12 +23,6 @@ class Held:
     local: Shape
     placement: tuple[str, ...]  # `axis: Shard(0)` of the axes along which ranks differ
     owners: str  # the ranks whose pieces together are the tensor
-
-
-def lies_on(row: Tensor, name: str, access: str) -> str:
-    """The mesh of a tensor in a stage: `train` or `rollout`. What `balance` reads is still where it was sampled."""
-    sampled = name == "balance" and access == "read" and row.kind == "batch"
-    return "rollout" if sampled else mesh_of(row.name, name)
 
 
 def of_tensor(
@@ -62,8 +55,13 @@ def of_tensor(
 def of_parameters(
     row: Tensor, role: str, ranks: RankClass, setting: Setting, layer: int | None, only: int | None
 ) -> Iterator[Held]:
-    """The parameters of one layer, or (null) of what no layer owns. On the ranks that sample each has all of them."""
-    shards = setting.shards[role]
+    """The parameters of one layer, or (null) of what no layer owns: of gradients and states those that are trained.
+
+    On the ranks that sample each has all of them.
+    """
+    shards = setting.shards[role].trained if row.kind in ("grad", "optimizer") else setting.shards[role]
+    if not shards.held(ranks.first, layer):
+        return
     if setting.rollout is not None and row.mesh == "rollout":
         whole = (sum(one.numel for one in shards.weights if one.layer == layer),)
         yield Held(*((only, 1) if only is not None else (0, setting.rollout.size)), whole, whole, (), "0")
@@ -72,7 +70,7 @@ def of_parameters(
     cut = _cut(setting.mesh, placements)
     for first, count in ((only, 1),) if only is not None else shards.classes(layer, ranks.first):
         logical, local = (shards.whole(first, layer),), (shards.local(first, layer),)
-        owners = spans(authoritative(dict(placements), mesh(**{**dict(setting.mesh.degrees), "pp": 1})))
+        owners = _owners(placements, mesh(**{**dict(setting.mesh.degrees), "pp": 1}))
         yield Held(first, count, logical, local, cut, owners)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from flowledger.config.schema import RunConfig
 from flowledger.flow.mesh import Mesh, cut, mesh
+from flowledger.plan.fsdp.adapters import parameters
 from flowledger.plan.load import Load
 from flowledger.plan.rows_of_tokens import Micro, Sample, Sharing, TokenRow, alike
 from flowledger.plan.setting import RankClass, Setting
@@ -21,7 +22,8 @@ def spread(setting: Setting, config: RunConfig, load: Load, classes: tuple[RankC
     on = mesh(**config.mesh.degrees)
     if on.size == 1:
         return setting
-    place = Place(config=config, on=on, micro=fullest_micro_batch(config, load))
+    samples = setting.bindings["B_micro"] // on.degree("dp")
+    place = Place(config=config, on=on, micro=fullest_micro_batch(config, load), samples=samples)
     return replace(
         setting, mesh=on, rollout=mesh(dp=on.size), local=place.sizes,
         bindings={**setting.bindings, **place.together(len(classes))},
@@ -32,12 +34,16 @@ def spread(setting: Setting, config: RunConfig, load: Load, classes: tuple[RankC
 def shards(
     models: Mapping[str, tuple[Architecture, str]], config: RunConfig, classes: tuple[RankClass, ...]
 ) -> dict[str, Shards]:
-    """Role -> the pieces of its model, of which the size and the kind of head are given."""
-    on, stages = mesh(**config.mesh.degrees), tuple(one.layers for one in classes)
-    return {
-        role: Shards(weights=weights(sizes, head=head), on=on, stages=stages, tied=sizes.tied and head == "lm")
-        for role, (sizes, head) in models.items()
-    }
+    """Role -> the pieces of its model, of which the size and the kind of head are given. With LoRA the policy is the reference."""
+    on, stages, lora = mesh(**config.mesh.degrees), tuple(one.layers for one in classes), config.model.lora
+    found = {}
+    for role, (sizes, head) in models.items():
+        held, adapted = weights(sizes, head=head), lora is not None and role in ("actor", "rollout")
+        if lora is not None and adapted:
+            held = (*held, *parameters(held, lora))
+        tied = sizes.tied and head == "lm"
+        found[role] = Shards(weights=held, on=on, stages=stages, tied=tied, adapted=adapted)
+    return {"ref": found["actor"], **found}
 
 
 def sharing(config: RunConfig) -> Sharing:
@@ -50,13 +56,19 @@ def sharing(config: RunConfig) -> Sharing:
 
 
 def fullest_micro_batch(config: RunConfig, load: Load) -> Micro:
-    """The samples of the worst micro-batch of one data-parallel rank, at full length; what is left of a budget is one more."""
-    group, prompt, response = (
-        config.rollout.samples_per_prompt, config.data.max_prompt_tokens, config.rollout.max_response_tokens,
-    )  # fmt: skip
+    """The samples of the worst micro-batch of one data-parallel rank, at full length; what is left of its tokens is one more.
+
+    Balancing deals the samples of a group to all dp ranks, as plan/load.py counts their prompts.
+    """
+    prompt, response = config.data.max_prompt_tokens, config.rollout.max_response_tokens
+    group = max(1, config.rollout.samples_per_prompt // config.mesh.dp)
     micro = alike(load.sequences, prompt=prompt, response=response, group=group)
-    shared = config.actor.shared_prompts and config.mesh.cp == 1  # cp cuts samples, and each stands alone
-    rest = load.tokens - TokenRow(micro, Sharing(shared_prompts=shared)).tokens
+    shared = Sharing(
+        shared_prompts=config.actor.shared_prompts and config.mesh.cp == 1
+    )  # under cp each sample stands alone
+    while len(micro) > 1 and TokenRow(micro, shared).tokens > load.tokens:  # a budget does not hold the last in full
+        micro = micro[:-1]
+    rest = load.tokens - TokenRow(micro, shared).tokens
     return micro if rest <= 0 else (*micro, Sample(prompt=rest, response=0, group=-1))
 
 
@@ -67,6 +79,9 @@ class Place:
     config: RunConfig
     on: Mesh
     micro: Micro
+    samples: int | None = (
+        None  # B_micro of a dp rank; None: all of `micro`, which else has what is left of the tokens too
+    )
 
     def sizes(self, lies_on: str, rank: int) -> Mapping[str, int]:
         """Symbol -> its size on this rank, on the mesh that trains or on that of the rollout."""
@@ -81,18 +96,22 @@ class Place:
             self.on.rank({"cp": at // self.on.degree("sp"), "sp": at % self.on.degree("sp")}) for at in range(ways)
         )
         logits = sum(self._trained(rank)["T_logit"] for rank in one_replica) * dp
-        found = {"T": row.tokens * dp, "T_logit": logits, "B_micro": len(self.micro) * dp}
+        found = {"T": row.tokens * dp, "T_logit": logits, "B_micro": self._samples * dp}
         names = ("B_run", "B_slot", "B_admit", "N_decode")
         if sampled is None:  # prompts are cut in chunks: all ranks but the last have as many as the first
             each = self._sampled(0)
             return found | {name: each[name] * self.on.size for name in names}
         return found | {name: sum(one[name] for one in sampled) for name in names}
 
+    @property
+    def _samples(self) -> int:
+        return len(self.micro) if self.samples is None else self.samples
+
     def _trained(self, rank: int) -> Mapping[str, int]:
         row = TokenRow(self.micro, sharing(self.config))
         wanted = row.wanted(self.on.at(rank, "cp"), self.on.at(rank, "sp"))
         chunk = self.config.actor.log_prob_chunk_tokens or wanted
-        return {"T": row.local_tokens, "T_logit": min(chunk, wanted), "B_micro": len(self.micro)}
+        return {"T": row.local_tokens, "T_logit": min(chunk, wanted), "B_micro": self._samples}
 
     def _sampled(self, rank: int) -> Mapping[str, int]:
         """Each rank has a scheduler of its own."""

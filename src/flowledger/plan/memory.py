@@ -16,7 +16,7 @@ from flowledger.flow.kinds import KINDS
 from flowledger.flow.stages import order
 from flowledger.flow.stages import stage as flow_stage
 from flowledger.ledger.rows import MemoryRow, TensorRow
-from flowledger.plan import own_loop, weight_sync
+from flowledger.plan import weight_sync
 from flowledger.plan.fsdp import timeline as fsdp
 from flowledger.plan.job import Job
 from flowledger.plan.megatron import timeline as megatron
@@ -67,6 +67,7 @@ class Scene:
     jobs: Mapping[tuple[str, str], tuple[Work, Job]]  # (stage, rank class) -> the model at work there
     serving: Serving
     served: Served | None  # the inference engine, where it lives on the same devices
+    greedy: Served | None = None  # a second generation, which gives each prompt one response
     limit: int | None
     batch: Mapping[str, tuple[Live, ...]]  # stage -> data tensors that lie on the device during it
 
@@ -171,16 +172,26 @@ def _engine_stage(scene: Scene, name: str) -> Timeline:
 
 def _generation(scene: Scene, name: str) -> Timeline:
     """Rollout. In flowledger's own loop the prompts pass through the model first, then tokens are sampled one by one."""
-    awake = _engine(scene, awake=True)
-    if scene.config.framework != OWN:
-        return Timeline((name,), ()).beside(awake)
+    if scene.config.framework != OWN or scene.served is None:
+        return Timeline((name,), ()).beside(_engine(scene, awake=True))
+    instants: list[str] = []
+    lives = list(scene.served.asleep)  # the weights
+    for word, served in (("", scene.served), ("greedy ", scene.greedy)):
+        if served is not None:
+            at = len(instants)
+            instants += [f"{name}/{word}prefill", f"{name}/{word}decode"]
+            lives += _one_generation(served, at)
+    return Timeline(tuple(instants), tuple(lives))
+
+
+def _one_generation(served: Served, at: int) -> list[Live]:
+    """Prefill at an instant, decoding at the next; the cache is there in both."""
     prompts = Live(
-        name="hidden_states", kind="temporary", bytes=own_loop.prefill(scene.config, scene.architecture), dies=0,
+        name="hidden_states", kind="temporary", bytes=served.prefill, born=at, dies=at,
         label="forward pass over the prompts",
     )  # fmt: skip
-    sampled = (replace(live, born=1) for live in awake if live.name == "logits")
-    held = (live for live in awake if live.name != "logits")
-    return Timeline((f"{name}/prefill", f"{name}/decode"), (prompts, *sampled)).beside(held)
+    made = (live for live in served.awake if not live.persistent)
+    return [prompts, *(replace(live, born=at + (live.name == "logits"), dies=at + 1) for live in made)]
 
 
 def resting(scene: Scene, name: str, ranks: RankClass, step: int) -> Iterable[Live]:

@@ -63,6 +63,16 @@ class Passes:
         """Whether layers are computed again in backward; each up to its last sum, after which nothing is kept."""
         return self.learns and self.course.config.actor.activation_checkpointing
 
+    @property
+    def unseen(self) -> tuple[bool, ...]:
+        """Whether queries, keys and values of the first layer have no gradient: frozen embeddings, and no adapter of their own.
+
+        Where layers are computed again transformers has the embeddings ask for one.
+        """
+        trained = [cut.weight.name for cut in self.shards.trained.held(self.course.rank, 0)]
+        frozen = self.shards.adapted and not self.again
+        return tuple(frozen and f"{one}_proj.lora_A.weight" not in trained for one in "qkv")
+
     def along_sequence(self) -> bool:
         """Whether norms and residuals are cut over tp."""
         return self.course.config.actor.engine.sequence_parallel and self.course.on.degree("tp") > 1
@@ -81,12 +91,13 @@ def through(passes: Passes, micro_batches: Sequence[Micro]) -> Iterator[Talk]:
     yield from _pipeline(passes, micro_batches)
 
 
-def unit_bytes(shards: Shards, cuts: Sequence[Cut], group: str, rank: int, itemsize: int) -> int:
+def unit_bytes(course: Course, shards: Shards, cuts: Sequence[Cut], group: str) -> int:
     """Bytes of parameters as FSDP2 gathers them: of each, dim 0 filled up to equal pieces of what other axes leave."""
-    ranks = shards.on.degree(group)
-    return itemsize * sum(
-        ranks * -(-shape[0] // ranks) * prod(shape[1:]) for shape in (shards.left(one, rank) for one in cuts)
-    )
+    ranks, found = shards.on.degree(group), 0
+    for one in cuts:
+        shape = shards.left(one, course.rank)
+        found += course.itemsize_of(one.weight) * ranks * -(-shape[0] // ranks) * prod(shape[1:])
+    return found
 
 
 def _units(passes: Passes, forward: Speaker, backward: Speaker) -> Iterator[Talk]:
@@ -98,7 +109,7 @@ def _units(passes: Passes, forward: Speaker, backward: Speaker) -> Iterator[Talk
         units = {"shards": [one for one in cuts if not (dealt and one.weight.expert)]}
         units["expert_shards"] = [one for one in cuts if dealt and one.weight.expert]
         for group, unit in units.items():
-            size = unit_bytes(shards, unit, group, course.rank, course.itemsize)
+            size = unit_bytes(course, shards, unit, group)
             what = "what no layer owns" if layer is None else "a layer"
             times = passes.chunks if layer is None else 1
             if not unit:
@@ -106,7 +117,9 @@ def _units(passes: Passes, forward: Speaker, backward: Speaker) -> Iterator[Talk
             yield from forward.say(f"{what}, gathered", "all_gather", group, size, times)
             if passes.learns:
                 yield from backward.say(f"{what}, gathered again", "all_gather", group, size, times)
-                yield from backward.say(f"gradients of {what}", "reduce_scatter", group, size, times)
+                learnt = [one for one in unit if shards.trains(one.weight)]
+                size = unit_bytes(course, shards, learnt, group)
+                yield from backward.say(f"gradients of {what}", "reduce_scatter", group, size, times * bool(learnt))
 
 
 def _tensor(passes: Passes, micro: Micro) -> Iterator[Talk]:
@@ -136,7 +149,9 @@ def _tensor(passes: Passes, micro: Micro) -> Iterator[Talk]:
         whole = passes.mixed  # what experts give is whole on each rank, and so is the gradient of what they were given
         yield from backward.say("gradients of a block's input", "reduce_scatter", "tp", size, 2 * layers - whole)
         norm = sizes.hidden * course.itemsize
-        yield from backward.say("gradients of norms", "all_reduce", "tp", norm, 2 * layers + int(last))
+        yield from backward.say(
+            "gradients of norms", "all_reduce", "tp", norm, sizes.norms_per_layer * layers + int(last)
+        )
         yield from backward.say("gradients of norms of heads", "all_reduce", "tp", heads, int(heads > 0))
         yield from backward.say("a block's input, again", "all_gather", "tp", size, 2 * layers * passes.again)
         yield from backward.say("parts of attention, again", "reduce_scatter", "tp", size, layers * passes.again)
@@ -154,14 +169,19 @@ def _sequence(passes: Passes, micro: Micro) -> Iterator[Talk]:
     token = row.local_tokens * sizes.head_dim * e
     for phase in ("forward", "backward") if passes.learns else ("forward",):
         speaker, times = passes.speaker(phase), layers * (1 + (phase == "backward" and passes.again))
-        yield from speaker.say("queries, and what they found", "all_to_all", group, heads * token, 2 * times)
-        yield from speaker.say("keys and values", "all_to_all", group, keys * token, 2 * times)
+        queries, *others = passes.unseen if phase == "backward" else (False, False, False)
+        none = queries and all(others)
+        yield from speaker.say(
+            "queries, and what they found", "all_to_all", group, heads * token, 2 * times - queries - none
+        )
+        yield from speaker.say("keys and values", "all_to_all", group, keys * token, 2 * times - sum(others))
         if ring:
             block, hops = 2 * keys * token, on.degree("cp") - 1  # K/sp heads of sp times the tokens
             for way in ("send", "recv"):
-                yield from speaker.say("keys and values, to the next", way, "cp", block, times * hops)
+                yield from speaker.say("keys and values, to the next", way, "cp", block, (times - none) * hops)
                 if phase == "backward":
-                    yield from speaker.say("their gradients", way, "cp", block // e * FLOAT, layers * (hops + 1))
+                    size, number = block // e * FLOAT, (layers - none) * (hops + 1)
+                    yield from speaker.say("their gradients", way, "cp", size, number)
     if passes.ends[1]:
         numbers = len(micro) * course.response * FLOAT
         yield from passes.speaker("forward").say(

@@ -1,4 +1,4 @@
-"""When communication hides behind work: T_compute(chunk) >= T_comm(chunk), on a device and a link.
+"""When communication hides behind work: T_compute(chunk) >= T_comm(chunk), on a device and its links.
 
 A ring of pieces: while one is worked on, the next is on its way; a step lasts as long as the slower of the two, so that each
 piece that travels leaves max(0, T_comm - T_compute) uncovered. A piece takes latency + bytes / bandwidth.
@@ -6,6 +6,7 @@ piece that travels leaves max(0, T_comm - T_compute) uncovered. A piece takes la
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import gcd
 
 from flowledger.tables.constants import constant
 from flowledger.tables.gpus import Gpu
@@ -16,50 +17,112 @@ LONGEST_CHUNK = 2**40  # a break-even beyond it is none
 
 SHARES = {"matmul": "matmul_share", "attention": "attention_share", "memory": "memory_share"}
 
+# Kind -> how often it goes round a ring of its ranks; the others reach every peer in one step, sends posted together.
+ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What joins the ranks of a group, as one rank sees it."""
+    """What joins two devices, as one of them sees it."""
 
     name: str  # node, network
     bytes_per_s: float  # reached, in one direction
     start_s: float  # of a message
     step_s: float  # of each hop
 
-    def seconds(self, size: float, hops: int = 1) -> float:
-        """How long so many bytes take on the wire of one rank."""
-        return self.latency_s(hops) + size / self.bytes_per_s
-
-    def latency_s(self, hops: int = 1) -> float:
-        """What a message of no bytes takes."""
-        return self.start_s + hops * self.step_s
+    def seconds(self, size: float) -> float:
+        """How long so many bytes take from one to the other."""
+        return self.start_s + self.step_s + size / self.bytes_per_s
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Route:
+    """The links of a group of ranks, of which `together` share a node."""
+
+    ranks: int
+    together: int
+    node: Link
+    network: Link
+
+    @property
+    def name(self) -> str:
+        """node, or network where the ranks lie on several."""
+        return "node" if self.together == self.ranks else "network"
+
+    def seconds(self, kind: str, size: float) -> float:
+        """How long a collective takes in which each rank sends so many bytes."""
+        return self.latency_s(kind) + size / self.bytes_per_s(kind)
+
+    def latency_s(self, kind: str) -> float:
+        """What one of no bytes takes. Of the hops round a ring as few as there are nodes go over the network."""
+        within, between = self.node.step_s, 0.0 if self.name == "node" else self.network.step_s
+        if kind not in ROUNDS:
+            return self.node.start_s + max(within, between)
+        nodes = -(-self.ranks // self.together)
+        return self.node.start_s + ROUNDS[kind] * ((self.ranks - nodes) * within + (nodes - 1) * between)
+
+    def bytes_per_s(self, kind: str) -> float:
+        """At which a rank sends. Rings go through the adapters of all ranks of a node; an exchange takes both links at once."""
+        inside, outside = self.node.bytes_per_s, self.network.bytes_per_s
+        if self.name == "node":
+            return inside
+        if kind in ROUNDS:
+            return min(inside, self.together * outside)
+        if kind != "all_to_all":
+            return outside
+        peers = self.ranks - 1
+        return peers / max((self.together - 1) / inside, (self.ranks - self.together) / outside)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hardware:
-    """Rates of one device, and its links."""
+    """Rates of one device, and its links. `dtype`: in which it multiplies."""
 
     gpu: Gpu
     gpus_per_node: int
+    world: int
+    dtype: str = "bfloat16"
 
     def rate(self, name: str) -> float:
         """What is reached of the peak: FLOP/s for `matmul` and `attention`, bytes/s for `memory`."""
-        peak = self.gpu.hbm_bytes_per_s if name == "memory" else self.gpu.matrix_flops
+        peak = self.gpu.hbm_bytes_per_s if name == "memory" else self.gpu.flops(self.dtype)
         return peak * constant(SHARES[name])
 
     def seconds(self, rate: str, work: float) -> float:
         """How long so much work takes at that rate."""
         return work / self.rate(rate)
 
-    def link(self, stride: int, degree: int) -> Link:
-        """The link of a group whose ranks lie `stride` apart: of the node where all of them are in one, else the network."""
-        share, start = constant("link_share"), constant("collective_latency_s")
-        if stride * degree > self.gpus_per_node:
-            speed, step = constant("network_bytes_per_s"), constant("network_latency_s")
-            return Link(name="network", bytes_per_s=speed * share, start_s=start, step_s=step)
+    def route(self, stride: int, ranks: int) -> Route:
+        """The links of a group whose ranks lie `stride` apart, of the group that lies over the most nodes.
+
+        Groups begin at multiples of stride*ranks, nodes at multiples of their devices: between two borders of either kind
+        there are at least gcd of the two.
+        """
+        span = stride * ranks
+        alone = self.world <= self.gpus_per_node or self.gpus_per_node % span == 0
+        together = ranks if alone else min(ranks, max(1, gcd(self.gpus_per_node, span) // stride))
+        return Route(ranks=ranks, together=together, node=self.node, network=self.network)
+
+    @property
+    def node(self) -> Link:
+        """Between devices of a node."""
         both = self.gpu.link_bytes_per_s
         step = constant("pcie_latency_s" if both <= FASTEST_PCIE else "link_latency_s")
-        return Link(name="node", bytes_per_s=both / 2 * share, start_s=start, step_s=step)
+        return Link(name="node", bytes_per_s=both / 2 * constant("link_share"), start_s=self._start, step_s=step)
+
+    @property
+    def network(self) -> Link:
+        """Between nodes, one adapter a device."""
+        speed = constant("network_bytes_per_s") * constant("link_share")
+        return Link(name="network", bytes_per_s=speed, start_s=self._start, step_s=constant("network_latency_s"))
+
+    @property
+    def _start(self) -> float:
+        return constant("collective_latency_s")
+
+
+def _nothing(_: int) -> float:
+    return 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +132,7 @@ class Ring:
     compute_s: Callable[[int], float]
     comm_s: Callable[[int], float]
     steps: int  # pieces that travel while another is worked on
-    waits: int = 0  # pieces that travel while nothing is
+    wait_s: Callable[[int], float] = _nothing  # of pieces that travel while nothing is
 
     def hides(self, chunk: int) -> bool:
         """T_compute(chunk) >= T_comm(chunk)."""
@@ -77,8 +140,7 @@ class Ring:
 
     def exposed_s(self, chunk: int) -> float:
         """Seconds of communication that no work covers."""
-        comm = self.comm_s(chunk)
-        return self.waits * comm + exposed_s(self.compute_s(chunk), comm, self.steps)
+        return self.wait_s(chunk) + exposed_s(self.compute_s(chunk), self.comm_s(chunk), self.steps)
 
     def break_even(self) -> int | None:
         """The smallest chunk that hides; None where none does.

@@ -7,6 +7,9 @@ from typing import Any
 from flowledger.plan.lengths import Lengths
 from flowledger.plan.packing import Expected, expected, worst_of
 
+# plural -> singular, where more than an s is taken off
+ONE = {"micro-batches": "micro-batch", "mini-batches": "mini-batch", "processes": "process"}
+
 
 @dataclass(frozen=True, slots=True)
 class Pass:
@@ -32,6 +35,11 @@ class Tally:
     keyed: bool = False
 
 
+def many(number: float, words: str) -> str:
+    """`4 micro-batches`, `1 micro-batch`: a number with its word in the plural that is given."""
+    return f"{number} {words if number != 1 else ONE.get(words, words.removesuffix('s'))}"
+
+
 def tally(one: Pass, values: Mapping[str, Any], lengths: Lengths | None) -> Iterator[Tally]:
     """Static: samples and micro-batches. Dynamic: the token budget, micro-batches, and the worst of them."""
     if one.samples < 1:
@@ -50,7 +58,7 @@ def _static(one: Pass, values: Mapping[str, Any]) -> Iterator[Tally]:
         quantity=f"{one.name}: micro-batch", value=micro, unit="samples", arithmetic="", keyed=True,
         note=f"up to {micro * values['longest']} tokens" if "longest" in values else "",
     )  # fmt: skip
-    told = f"{one.samples} samples / {micro} = {count} micro-batches"
+    told = f"{many(one.samples, 'samples')} / {micro} = {many(count, 'micro-batches')}"
     yield Tally(quantity=f"{one.name}: micro-batches", value=count, unit="micro-batches", arithmetic=told, note=rest)
 
 
@@ -77,12 +85,15 @@ def _equal(one: Pass, tokens: int, values: Mapping[str, Any]) -> Iterator[Tally]
     worst = -(-one.samples // count) * longest
     if balanced and group == 1:
         worst = worst_of(one.samples, budget=tokens, longest=longest, shortest=longest, mean=longest)
-        told = f"ceil({one.samples} samples * {longest} tokens / {tokens}) = {count} micro-batches"
+        told = f"ceil({many(one.samples, 'samples')} * {longest} tokens / {tokens}) = {many(count, 'micro-batches')}"
     else:
-        told = f"{one.samples} samples, {max(1, each)} of {longest} tokens to a micro-batch: {count} micro-batches"
+        told = (
+            f"{many(one.samples, 'samples')}, {max(1, each)} of {longest} tokens to a micro-batch: "
+            f"{many(count, 'micro-batches')}"
+        )
     yield Tally(quantity=f"{one.name}: micro-batches", value=count, unit="micro-batches", arithmetic=told)
     full = min(tokens, one.samples * longest)
-    told = f"{worst // longest} samples * {longest} tokens = {worst} tokens"
+    told = f"{many(worst // longest, 'samples')} * {longest} tokens = {worst} tokens"
     if full > worst:  # equally long samples leave a rest; mixed ones fill it
         told = f"filled to the budget by samples of mixed lengths ({told} where all are equally long)"
     yield _worst(one, max(worst, full), tokens, told, "")

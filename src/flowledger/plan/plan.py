@@ -6,25 +6,29 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from flowledger.config.agreement import OWN
 from flowledger.config.engine import Serving
 from flowledger.config.foreign import Reading
 from flowledger.config.schema import RunConfig
-from flowledger.flow.mesh import mesh as flow_mesh
-from flowledger.ledger.rows import FindingRow, Row, SpanRow, TensorRow
+from flowledger.flow.stages import order
+from flowledger.ledger.layout import rank_classes
+from flowledger.ledger.rows import FindingRow, Row, TensorRow
 from flowledger.plan import lifetimes, loop_setting, memory, own_loop, roles, serving, shapes
 from flowledger.plan.bindings import bindings
 from flowledger.plan.chain import Chain, chain
 from flowledger.plan.checks import check
-from flowledger.plan.communication import communication, spans
+from flowledger.plan.communication import by_ranks, communication, spans
 from flowledger.plan.course import Course
 from flowledger.plan.facts import facts
 from flowledger.plan.job import Job
 from flowledger.plan.lengths import Lengths
 from flowledger.plan.load import Load, load
 from flowledger.plan.memory import Scene, StageMemory
+from flowledger.plan.own_loop import Share, within
 from flowledger.plan.roles import Work
 from flowledger.plan.rows_of_tokens import Micro
 from flowledger.plan.serving import Served
+from flowledger.plan.setting import trains_on
 from flowledger.plan.shapes import RankClass, Setting
 from flowledger.plan.shards import Shards
 from flowledger.plan.subject import other_model
@@ -98,6 +102,10 @@ class Plan:
 
     def _job(self, work: Work, index: int) -> Job:
         one = self.loads[work.stage]
+        made = self._of_load(work, index, one)
+        return made if one.last is None else replace(made, last=self._of_load(work, index, one.last))
+
+    def _of_load(self, work: Work, index: int, one: Load) -> Job:
         mesh = work.engine.mesh or self.config.mesh
         return roles.job(
             work, self.config, self.sizes_of(work.role), tokens=one.tokens, sequences=one.sequences,
@@ -135,8 +143,11 @@ class Plan:
     def served(self) -> Served:
         """One rank of the inference engine, with the trainer's models resting beside it where it is colocated.
 
-        It starts before the first update, so before the optimizer has any state.
+        It starts before the first update, so before the optimizer has any state. Where ranks sample unequal shares: one of
+        those that sample most.
         """
+        if self.config.framework == OWN:
+            return own_loop.served(self.config, self.architecture, self.shares[0].prompts)
         resting, asked = 0, self.serving
         if asked.colocated:
             scene = replace(self._scene(None), batch={})
@@ -144,58 +155,77 @@ class Plan:
                 live.total for live in memory.resting(scene, "rollout", self.classes[0], memory.FIRST) if not live.host
             )
         device = self.limit or round(constant("device_without_name"))
-        shared = self.config.rollout.weights == "shared"
-        return serving.engine(self.architecture, asked, device_bytes=device, resident_bytes=resting, shared=shared)
+        return serving.engine(self.architecture, asked, device_bytes=device, resident_bytes=resting)
 
     @property
     def serving(self) -> Serving:
         """The inference engine as configured; flowledger's own loop has one of its own."""
-        own = self.config.framework == "flowledger"
-        return own_loop.serving(self.config) if own else self.config.rollout.serving
+        if self.config.framework != OWN:
+            return self.config.rollout.serving
+        return own_loop.serving(self.config, self.shares[0].prompts, self.config.rollout.samples_per_prompt)
+
+    @cached_property
+    def shares(self) -> tuple[Share, ...]:
+        """The ranks of flowledger's own loop that sample equally many prompts."""
+        return own_loop.shares(self.config)
 
     @cached_property
     def memory(self) -> list[StageMemory]:
-        """The memory ledger."""
-        served = self.served if self.serving.colocated else None
-        return memory.ledger(self._scene(served), self.classes, self.stages)
+        """The memory ledger: of each kind of rank, and of flowledger's own loop by what a rank samples too."""
+        if self.config.framework != OWN:
+            served = self.served if self.serving.colocated else None
+            return memory.ledger(self._scene(served), self.classes, self.stages)
+        found = [
+            one
+            for share in self.shares
+            for one in memory.ledger(self._own_scene(share), within(self.classes, share), self.stages)
+        ]
+        places = {name: place for place, name in enumerate(order())}
+        return sorted(found, key=lambda one: (one.step, places[one.stage], one.ranks.first))
 
-    def _scene(self, served: Served | None) -> Scene:
+    def _scene(self, served: Served | None, rank: int | None = None) -> Scene:
         return Scene(
             config=self.config, architecture=self.architecture, jobs=self.jobs, serving=self.serving, served=served,
-            limit=self.limit,
-            batch=self._batch,
+            limit=self.limit, batch=self._batch(rank),
         )  # fmt: skip
 
-    @cached_property
-    def _batch(self) -> Mapping[str, tuple[Live, ...]]:
+    def _own_scene(self, share: Share) -> Scene:
+        """The same for ranks of flowledger's own loop that sample so many prompts."""
+        config, sizes = self.config, self.architecture
+        greedy = own_loop.served(config, sizes, share.prompts, greedy=True) if config.needs("baseline") else None
+        served = own_loop.served(config, sizes, share.prompts)
+        return replace(self._scene(served, share.first), greedy=greedy)
+
+    def _batch(self, rank: int | None = None) -> Mapping[str, tuple[Live, ...]]:
         """Data tensors of the whole step: on the device in flowledger's own loop, in the driver's host memory elsewhere."""
-        own = self.config.framework == "flowledger"
+        own = self.config.framework == OWN
         split = self.setting.rollout is not None and self.setting.mesh.degree("dp") > 1
         rows = [  # what estimators put together of the whole step is gone with them
             row
-            for row in shapes.shapes(self.setting, self.classes, "batch")
-            if not split or row.placement or row.stage != "advantage"
+            for row in shapes.shapes(self.setting, self.classes, "batch", rank=rank)
+            if row.tensor_name not in self.setting.stand_ins
+            and (not split or row.placement or row.stage != "advantage")
         ]
         return memory.batch_lives(rows, self.stages, on_host=not own, held=own)
 
     @cached_property
     def setting(self) -> Setting:
         actor = next(work for work in self.works if work.stage == "update_actor")
-        degrees = (actor.engine.mesh or self.config.mesh).degrees
-        degrees = {axis: degree for axis, degree in degrees.items() if axis != "ep"} | {"dp": self.dp(actor)}
+        own = self.config.framework == OWN
+        on = trains_on(actor.engine.mesh or self.config.mesh, self.dp(actor), folds=not own)
         tokens = self.loads["update_actor"].tokens
         made = Setting(
             stages=self.stages, bindings=bindings(self.config, self.architecture, self.dp(actor), tokens),
-            mesh=flow_mesh(**degrees), dtypes=self._dtypes(), packed=actor.engine.packed,
+            mesh=on, dtypes=self._dtypes(), packed=actor.engine.packed,
             unused=roles.unused(self.config), unwritten=roles.unwritten(self.config), shards=self._shards,
+            stand_ins=roles.stand_ins(self.config),
         )  # fmt: skip
-        own = self.config.framework == "flowledger"
         return loop_setting.spread(made, self.config, self.loads["update_actor"], self.classes) if own else made
 
     @cached_property
     def _shards(self) -> Mapping[str, Shards]:
         """The pieces of each model of flowledger's own loop; of others it is not known here what they fuse."""
-        if self.config.framework != "flowledger" or self.config.model.lora:
+        if self.config.framework != OWN:
             return {}
         models = {work.role: (self.sizes_of(work.role), work.head) for work in self.works}
         return loop_setting.shards({"rollout": (self.architecture, "lm"), **models}, self.config, self.classes)
@@ -206,7 +236,6 @@ class Plan:
     ) -> Course:  # fmt: skip
         """What one rank of flowledger's own loop does in a step; without micro-batches and widths, at its limits."""
         models = {role: (self.sizes_of(role), one) for role, one in self._shards.items()}
-        models.setdefault("ref", models["actor"])
         return Course(
             config=self.config, rank=rank, on=self.setting.mesh, models=models,
             mini_batches=self._full if mini_batches is None else mini_batches,
@@ -237,7 +266,7 @@ class Plan:
     @cached_property
     def fates(self) -> list[dict[str, Any]]:
         """The lifetime table."""
-        return lifetimes.lifetimes(self.shapes, self.stages)
+        return lifetimes.lifetimes(self.shapes, self.stages, self.setting.stand_ins)
 
     @property
     def worst(self) -> StageMemory:
@@ -249,16 +278,25 @@ class Plan:
         """Whether the engine starts and every stage stays within the device; None where no device was named."""
         return None if self.limit is None else self.served.fits and all((one.free or 0) >= 0 for one in self.memory)
 
+    @property
+    def rank_classes(self) -> dict[str, list[int]]:
+        """Class -> its ranks: with equal shares of layers, heads, samples and prompts, as a manifest has it."""
+        config = self.config.model_dump(mode="json", by_alias=True)
+        degrees = dict(self.setting.mesh.degrees)
+        return rank_classes(self.config.framework, config, degrees, self.setting.bindings)
+
     def rows(self) -> Sequence[Row]:
         """Everything as rows of the ledger."""
-        events = lifetimes.storages(self.shapes, self.fates)
-        talks = [row for ranks in self.classes for row in self._spans(ranks)]
+        events = lifetimes.storages(self.shapes, self.fates, self.setting.stand_ins)
+        mesh = self.setting.mesh
+        talks = [row for ranks, talks in self.talks for row in spans(talks, mesh, ranks.first, ranks.count)]
         return [*self.shapes, *events, *talks, *memory.rows(self.memory), *self.findings]
 
     def communication(self, ranks: RankClass) -> list[Talk]:
-        """The collectives of a step on each of these ranks; of flowledger's own loop alone."""
-        known = self.config.framework == "flowledger" and bool(self._shards)
-        return communication(self.course(ranks.first)) if known else []
+        """The collectives of a step on the first of these ranks; of flowledger's own loop alone."""
+        return communication(self.course(ranks.first)) if self._shards else []
 
-    def _spans(self, ranks: RankClass) -> list[SpanRow]:
-        return spans(self.communication(ranks), self.setting.mesh, ranks.first, ranks.count)
+    @cached_property
+    def talks(self) -> list[tuple[RankClass, list[Talk]]]:
+        """The same of every rank: classes, and their parts where ranks of one send unequal bytes."""
+        return by_ranks(self.course, self.setting.mesh, self.classes) if self._shards else []

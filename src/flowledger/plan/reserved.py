@@ -84,7 +84,7 @@ def _take(pools: dict[str, Pool], live: Live, unit: int) -> tuple[Pool, list[Blo
 def _pieces(live: Live, unit: int) -> Iterator[int]:
     """The tensors that one row of the plan stands for: all moments, the several temporaries of one step."""
     largest = PIECES if live.persistent else unit if live.kind == "temporary" and live.name != "logits" else live.bytes
-    number = max(1, -(-live.bytes // largest))
+    number = max(1, -(-live.bytes // max(1, largest)))
     yield from [live.bytes // number] * number * live.count
 
 

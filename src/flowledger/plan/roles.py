@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flowledger.config import passes
+from flowledger.config.agreement import OWN
 from flowledger.config.engine import Engine, Mesh
 from flowledger.config.schema import MicroBatch, RunConfig
 from flowledger.plan import own_loop
@@ -31,7 +32,7 @@ class Work:
     gradients: bool
     head: str = "lm"
     updates: int = 1  # optimizer steps of one step
-    mini_batch_samples: int = 0
+    mini_batch_samples: int = 0  # samples that are cut into micro-batches together; 0: all of the step
 
 
 def stages(config: RunConfig) -> tuple[str, ...]:
@@ -65,7 +66,6 @@ def unused(config: RunConfig) -> frozenset[tuple[str, str]]:
         ("advantage", "baseline_reward"): "baseline" in needs,
         ("advantage", "rollout_is_weights"): weighted,
         ("update_actor", "rollout_is_weights"): weighted,
-        ("update_actor", "old_log_prob"): not bypass,
     }
     return frozenset(where for where, asked in made.items() if not asked)
 
@@ -77,19 +77,29 @@ def unwritten(config: RunConfig) -> frozenset[tuple[str, str]]:
     made = {
         ("advantage", "loss_mask"): rejects and not bypasses,
         ("update_actor", "loss_mask"): rejects and bypasses,
-        ("update_actor", "old_log_prob"): not config.old_log_prob_pass,
+        ("update_actor", "old_log_prob"): not (config.old_log_prob_pass or bypasses),
     }
     return frozenset(where for where, asked in made.items() if not asked)
+
+
+def stand_ins(config: RunConfig) -> dict[str, str]:
+    """Tensor that no stage makes -> the one that is handed on in its place: in bypass mode the rollout's log-probs."""
+    return {"old_log_prob": "rollout_log_prob"} if config.bypasses else {}
 
 
 def works(config: RunConfig) -> tuple[Work, ...]:
     """Every stage in which a model computes in a training engine."""
     actor = config.actor
-    own = config.framework == "flowledger"
+    own = config.framework == OWN
     engine = own_loop.engine(config) if own else _with_mesh(actor.engine, config)
-    log_prob = actor.log_prob_micro_batch or actor.micro_batch
+    # the own loop's passes go over the micro-batches of its update, mini-batch by mini-batch
+    log_prob = None if own else actor.log_prob_micro_batch
+    cut = config.mini_batch_samples if own else 0
     found = [
-        Work(stage="old_log_prob", role="actor", engine=engine if own else _entropy(engine, actor.log_prob_entropy), micro=log_prob, gradients=False),
+        Work(
+            stage="old_log_prob", role="actor", engine=engine if own else _entropy(engine, actor.log_prob_entropy),
+            micro=log_prob or actor.micro_batch, gradients=False, mini_batch_samples=cut,
+        ),
         Work(
             stage="update_actor", role="actor", engine=engine, micro=actor.micro_batch, gradients=True,
             updates=_updates(config, config.mini_batch_samples, actor.epochs), mini_batch_samples=config.mini_batch_samples,
@@ -103,9 +113,10 @@ def works(config: RunConfig) -> tuple[Work, ...]:
             Work(
                 stage="ref_log_prob",
                 role="actor" if shared else "ref",
-                engine=frozen if own else _entropy(frozen, "none"),
-                micro=config.ref.micro_batch or log_prob,
+                engine=engine if own and shared else frozen if own else _entropy(frozen, "none"),
+                micro=(None if own else config.ref.micro_batch) or log_prob or actor.micro_batch,
                 gradients=False,
+                mini_batch_samples=cut,
             )
         )
     if critic := config.critic:
@@ -114,7 +125,11 @@ def works(config: RunConfig) -> tuple[Work, ...]:
         prompts = critic.mini_batch_prompts
         mini = prompts * config.rollout.samples_per_prompt if prompts else config.mini_batch_samples
         found += [
-            Work(stage="values", role="critic", engine=critic_engine, micro=critic.values_micro_batch or update, gradients=False, head="value"),
+            Work(
+                stage="values", role="critic", engine=critic_engine, micro=critic.values_micro_batch or update,
+                gradients=False, head="value",
+                mini_batch_samples=0 if critic.values_micro_batch or critic.micro_batch else cut,
+            ),
             Work(
                 stage="update_critic", role="critic", engine=critic_engine, micro=update, gradients=True, head="value",
                 updates=_updates(config, mini, critic.epochs or actor.epochs), mini_batch_samples=mini,
@@ -138,13 +153,13 @@ def job(
     logit_tokens = None
     if config.framework == "trl":  # logits_to_keep: completions only
         logit_tokens = sequences * (config.rollout.max_response_tokens + 1)
-    elif config.framework == "flowledger":  # the head sees only what predicts a response token
+    elif config.framework == OWN:  # the head sees only what predicts a response token
         logit_tokens = sequences * config.rollout.max_response_tokens
     return Job(
         architecture=architecture, engine=work.engine, world=world(config), gpus_per_node=config.hardware.gpus_per_node,
         device=config.hardware.gpu, sequences=sequences, tokens=tokens, longest=longest(config),
         micro_batches=micro_batches, gradients=work.gradients, head=work.head, logit_tokens=logit_tokens, pp_rank=pp_rank,
-        beside_tokens=beside_tokens,
+        beside_tokens=beside_tokens, own_loop=config.framework == OWN,
     )  # fmt: skip
 
 
@@ -169,7 +184,7 @@ def world(config: RunConfig) -> int:
     """
     mesh = config.actor.engine.mesh or config.mesh
     ranks = mesh.dp * mesh.model
-    return ranks if config.framework == "flowledger" or 1 < ranks <= config.hardware.world else config.hardware.world
+    return ranks if config.framework == OWN or 1 < ranks <= config.hardware.world else config.hardware.world
 
 
 def classes(engine: Engine, architecture: Architecture, ranks: int) -> tuple[RankClass, ...]:

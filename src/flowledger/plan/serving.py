@@ -8,7 +8,7 @@ flowledger's own loop and Hugging Face's `generate` run in the trainer's process
 import math
 from dataclasses import dataclass
 
-from flowledger.config.engine import Dtype, Serving
+from flowledger.config.engine import Dtype, Lora, Serving
 from flowledger.plan import kv_cache
 from flowledger.plan.engine_weights import weight_bytes
 from flowledger.plan.job import ITEMSIZE
@@ -35,6 +35,7 @@ class Served:
     non_torch: int  # NCCL, cuBLAS, kernels: without the context of the process
     awake: tuple[Live, ...]
     asleep: tuple[Live, ...]
+    prefill: int = 0  # of flowledger's own loop: a forward pass over the prompts, before anything is sampled
     fits: bool = True
     reason: str = ""
 
@@ -51,15 +52,17 @@ def engine(
     policy_dtype: Dtype | None = None,
     shared: bool = False,
     light_sampler: bool = False,
+    lora: Lora | None = None,
 ) -> Served:
     """One rank of a replica beside `resident_bytes` of others (the trainer's models) on a device of `device_bytes`.
 
     `sleep_level` 1 keeps the weights in host memory, 2 drops them. For engines inside the trainer's process: `samples`
     that run at once and `positions` of the longest on this rank (null: from `serving`), the dtype of the policy, and
-    whether its own tensors are sampled from (with Hugging Face always). `light_sampler`: see `profile_peak`.
+    whether its own tensors are sampled from (with Hugging Face always), else the adapters that its copy has too.
+    `light_sampler`: see `profile_peak`.
     """
     if serving.engine in IN_PROCESS:
-        rows = serving.max_running or samples or 1
+        rows = next(one for one in (serving.max_running, samples, 1) if one is not None)
         return _in_process(
             architecture,
             serving,
@@ -67,6 +70,7 @@ def engine(
             positions=positions or serving.max_model_tokens or 0,
             dtype=serving.dtype or policy_dtype or "bfloat16",
             shared=shared or serving.engine == "hf",
+            lora=lora,
         )
     weights = weight_bytes(architecture, serving.mesh, serving.dtype or "bfloat16")
     peak = profile_peak(architecture, serving, device_bytes, light_sampler=light_sampler)
@@ -231,8 +235,9 @@ def _pool(size: int, label: str) -> Live:
 
 
 def _in_process(
-    architecture: Architecture, serving: Serving, *, rows: int, positions: int, dtype: Dtype, shared: bool
-) -> Served:
+    architecture: Architecture, serving: Serving, *, rows: int, positions: int, dtype: Dtype, shared: bool,
+    lora: Lora | None,
+) -> Served:  # fmt: skip
     """Generation inside the trainer's process: a cache of `rows` slots of `positions` tokens, and the policy or a copy."""
     item = ITEMSIZE.get(dtype, 2)
     cache_item = ITEMSIZE[serving.kv_dtype] if serving.kv_dtype else item
@@ -241,7 +246,7 @@ def _in_process(
         cache = kv_cache.slot_bytes(architecture, slots=rows, positions=positions, item=cache_item)
     else:
         cache = rows * kv_cache.sequence_bytes(architecture, serving.mesh, cache_item, positions)
-    weights = 0 if shared else weight_bytes(architecture, serving.mesh, dtype, padded=False)
+    weights = 0 if shared else weight_bytes(architecture, serving.mesh, dtype, padded=False, lora=lora)
     logits = rows * architecture.vocab
     sampling = logits * item + (16 * min(logits, SAMPLING_CHUNK) if serving.engine == "flowledger" else 12 * logits)
     grown = 0 if serving.engine == "flowledger" else cache // max(1, architecture.layers)  # torch.cat of one layer

@@ -3,7 +3,10 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from flowledger.flow.mesh import Mesh
+from flowledger.config.engine import Mesh as Asked
+from flowledger.flow.axes import DENSE
+from flowledger.flow.errors import BadInput
+from flowledger.flow.mesh import Mesh, mesh
 from flowledger.plan.shards import Shards
 
 # mesh (`train`, `rollout`), rank -> sizes that no even cut gives: tokens of its rows, slots of its cache
@@ -22,6 +25,12 @@ class RankClass:
     is_last: bool = True  # holds the head
     outer_elements: int = 0  # parameters of the rank that no layer owns: embedding, final norm, head
     layer_elements: Mapping[int, int] | None = None  # parameters of each of its layers on the rank, before dp cuts them
+    part: str = ""  # which ranks of the class, where they sample unequal shares: `ranks 0-2`
+
+    @property
+    def label(self) -> str:
+        """Its name, and which of its ranks."""
+        return self.name if not self.part else self.part if self.name == "all" else f"{self.name}, {self.part}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +44,7 @@ class Setting:
     packed: bool = True  # the model sees packed tokens
     unused: frozenset[tuple[str, str]] = frozenset()  # (stage, tensor) that the settings leave out: a KL of weight 0
     unwritten: frozenset[tuple[str, str]] = frozenset()  # …, that the stage only reads: a mask without rejection
+    stand_ins: Mapping[str, str] = field(default_factory=dict)  # tensor that nobody makes -> the one that is read as it
     rollout: Mesh | None = None  # of the ranks that sample, where that is another mesh
     shards: Mapping[str, Shards] = field(default_factory=dict)  # role -> its parameters, where the cut of each is known
     local: Local | None = None
@@ -43,3 +53,17 @@ class Setting:
     def mesh_of(self, named: str) -> Mesh:
         """The mesh of a stage or tensor that says `train` or `rollout`."""
         return self.rollout if named == "rollout" and self.rollout is not None else self.mesh
+
+
+def trains_on(asked: Asked, dp: int, *, folds: bool) -> Mesh:
+    """The mesh of a model that trains. `folds`: experts lie over dp, cp and tp, as Megatron has them; etp null means tp.
+
+    Where ep does not divide what it lies over, which the rules refuse, it is not known how experts are dealt.
+    """
+    dense = {axis: getattr(asked, axis) for axis in DENSE} | {"dp": dp}
+    if asked.ep == 1 and asked.etp is None:
+        return mesh(**dense)
+    try:
+        return mesh(**dense, ep=asked.ep, **({"etp": asked.etp or asked.tp} if folds else {}))
+    except BadInput:
+        return mesh(**dense)

@@ -12,12 +12,12 @@ from math import prod
 import msgspec
 
 from flowledger.flow.rank_classes import spans
-from flowledger.flow.stages import order, stage
+from flowledger.flow.stages import mesh_of, order, stage
 from flowledger.flow.tensors import Form, Tensor, stage_of, tensor, tensors
 from flowledger.ledger.rows import TensorRow
 from flowledger.plan import local_shapes
 from flowledger.plan.job import ITEMSIZE
-from flowledger.plan.local_shapes import Held, lies_on
+from flowledger.plan.local_shapes import Held
 from flowledger.plan.setting import RankClass, Setting
 
 __all__ = ["RankClass", "Setting", "shapes", "spans"]
@@ -55,7 +55,7 @@ def shapes(
 def _is_there(row: Tensor, name: str, setting: Setting, so_far: Sequence[str]) -> bool:
     """Whether somebody has made it: a stage that runs no later, and for buffers of collectives more than one rank."""
     makers = setting.stages if row.lifetime == "persistent" else so_far
-    made = any(stage_of(place) in makers for place in row.written_by)
+    made = any(stage_of(place) in makers for place in tensor(setting.stand_ins.get(row.name, row.name)).written_by)
     alone = row.kind == "comm_buffer" and setting.mesh.size == 1
     return made and not alone and (name, row.name) not in setting.unused
 
@@ -167,7 +167,7 @@ def _that_differ(
 
     Log-probs and losses are those of the last one. Ranks that sample have every layer.
     """
-    if setting.rollout is not None and lies_on(row, stage_of(place), access) == "rollout":
+    if setting.rollout is not None and mesh_of(row.name, stage_of(place), access) == "rollout":
         layers = tuple(range(setting.bindings.get("L", 0)))
         return [replace(classes[0], name="all", first=0, count=setting.rollout.size, layers=layers)]
     if _per_layer(form):
@@ -209,7 +209,7 @@ def _rows(
 ) -> Iterator[TensorRow]:
     """The rows of one access: one, or one a layer for what each layer has, and one for the parameters outside layers."""
     name = place.partition("/")[0]
-    where, role = lies_on(row, name, access), stage(name).role
+    where, role = mesh_of(row.name, name, access), stage(name).role
     exact = _counts_parameters(form) and row.kind != "comm_buffer" and role in setting.shards
     parts: list[int | None] = list(ranks.layers) if _per_layer(form) else [None]
     if _counts_parameters(form) and (exact or ranks.outer_elements):

@@ -6,14 +6,14 @@ Source: torch/distributed/fsdp/_fully_shard/_fsdp_param.py, `_init_sharded_param
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
 from flowledger.flow.mesh import Mesh, local_shape, mesh
 from flowledger.flow.rank_classes import rank_classes
-from flowledger.plan.weight import Weight
+from flowledger.plan.weight import ADAPTER, Weight
 
 FIRST, LAST = ("embed", "positions"), ("final_norm", "head")  # parts outside layers -> the stage of a pipeline
 
@@ -52,10 +52,20 @@ class Shards:
     on: Mesh
     stages: tuple[tuple[int, ...], ...]  # the layers of each rank of pp
     tied: bool = False  # one weight is embedding and head: both ends of a pipeline have it
+    adapted: bool = False  # its adapters alone are trained
 
     def held(self, rank: int, layer: int | None) -> tuple[Cut, ...]:
         """What the pipeline stage of a rank has of a layer, or (null) of what no layer owns."""
         return self._of_layer.get(layer, ()) if layer is not None else self._outside(self.on.at(rank, "pp"))
+
+    def trains(self, one: Weight) -> bool:
+        """Whether a weight of it is trained."""
+        return not self.adapted or one.part == ADAPTER
+
+    @cached_property
+    def trained(self) -> "Shards":
+        """What is trained of it."""
+        return replace(self, weights=tuple(one for one in self.weights if self.trains(one)))
 
     def whole(self, rank: int, layer: int | None) -> int:
         """P: its elements on all ranks of the stage together."""

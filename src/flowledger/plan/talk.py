@@ -10,26 +10,26 @@ from flowledger.flow.mesh import Mesh
 GROUPS: dict[str, tuple[str, ...]] = {
     "pp": ("pp",), "dp": JOINED["dp"], "ep": ("ep",), "cp": ("cp",), "sp": ("sp",), "tp": ("tp",),
     "tokens": JOINED["tokens"], "shards": JOINED["shards"], "expert_shards": JOINED["expert_shards"],
-    "model": ("pp", "cp", "sp", "tp"), "world": EXPERT,
+    "world": EXPERT,
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Talk:
-    """Collectives that are alike. `bytes` is the size of one as `flow.comm` counts it; None where it is not known."""
+    """Collectives that are alike. `bytes` is the size of one as `flow.comm` counts it."""
 
     stage: str | None
     phase: str | None
     what: str
     comm_type: str
     group: str
-    bytes: int | None
+    bytes: int
     count: int = 1
 
     @property
     def total(self) -> int:
-        """Bytes of all of them; what is not known counts as 0."""
-        return (self.bytes or 0) * self.count
+        """Bytes of all of them."""
+        return self.bytes * self.count
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Speaker:
             size *= self.on.degree(axis)
         return size
 
-    def say(self, what: str, comm_type: str, group: str, size: int | None, count: int = 1) -> Iterator[Talk]:
+    def say(self, what: str, comm_type: str, group: str, size: int, count: int = 1) -> Iterator[Talk]:
         """So many collectives of this size."""
         if self.size(group) > 1 and count:
             yield Talk(
@@ -56,10 +56,8 @@ class Speaker:
             )  # fmt: skip
 
     def gather(self, what: str, group: str, rows: Sequence[int], width: int) -> Iterator[Talk]:
-        """Rows of `width` bytes of every rank, put together on all: first how many each has, then the rows, as many as the most."""
-        ranks = self.size(group)
-        yield from self.say(f"{what}, how many", "all_gather", group, 8 * ranks)
-        yield from self.say(what, "all_gather", group, ranks * max(rows) * width)
+        """Rows of `width` bytes of every rank, put together on all; each sends as many as the rank that has most."""
+        yield from self.say(what, "all_gather", group, self.size(group) * max(rows) * width)
 
 
 def peers_of(on: Mesh, group: str, rank: int) -> tuple[int, ...]:

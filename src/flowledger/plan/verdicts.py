@@ -20,9 +20,10 @@ def verdicts(
 ) -> Iterator[FindingRow]:
     """A finding for the engine, for each stage that does not fit, and for a KV pool that makes samples wait."""
     if not stages or stages[0].limit is None:
+        pool = "" if serving.engine in IN_PROCESS else " (an engine's pool is then that of 80 GiB)"
         yield FindingRow(
             id="memory.fits", scope="plan", order="oom", verdict="skipped", needs=["gpu"],
-            message="whether it fits was not checked: no device is named (an engine's pool is then that of 80 GiB)", next_step="name one with --gpu",
+            message=f"whether it fits was not checked: no device is named{pool}", next_step="name one with --gpu",
         )  # fmt: skip
         return
     yield _engine(served)
@@ -61,7 +62,7 @@ def _over(one: StageMemory, others: list[StageMemory]) -> FindingRow:
     """One finding for the worst stage; the others that do not fit are named in it."""
     need, limit = max(one.reserved, one.peak.bytes), one.limit or 0
     largest = next(iter(one.peak.by_kind().items()))
-    where = "" if one.ranks.name == "all" else f" on {one.ranks.name}"
+    where = "" if one.ranks.label == "all" else f" on {one.ranks.label}"
     too = f"; nor do {', '.join(other.stage for other in others)}" if others else ""
     first = "first_rollout" if any(other.stage == "rollout" for other in (one, *others)) else "first_update"
     return FindingRow(

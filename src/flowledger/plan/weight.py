@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from math import prod
 
+ADAPTER = "adapter"  # the part of a LoRA matrix
+
 
 @dataclass(frozen=True, slots=True)
 class Weight:

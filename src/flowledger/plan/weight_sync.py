@@ -5,10 +5,13 @@ caller's. Sources: verl 0.9.1 ActorRolloutRefWorker.update_weights, vllm_rollout
 checkpoint_engine/nccl_checkpoint_engine.py.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
-from flowledger.config.engine import Engine, Mesh, Serving
+from flowledger.config.engine import Engine, Lora, Mesh, Serving
 from flowledger.plan.engine_weights import weight_bytes
+from flowledger.plan.fsdp.adapters import parameters
 from flowledger.plan.job import ITEMSIZE
 from flowledger.plan.serving import IN_PROCESS, asleep
 from flowledger.plan.timeline import Clock, Live
@@ -111,15 +114,18 @@ def _loaded(architecture: Architecture, engine: Engine, gather: int, send: int) 
 def _copied(architecture: Architecture, engine: Engine, serving: Serving, clock: Clock, shared: bool) -> list[Live]:
     """flowledger's own loop: each trainable tensor is compared with the rollout's, then copied over it.
 
-    Where ranks share the policy it is put together first, and is there while it is compared.
+    Where ranks share the policy it is put together first, while the tensor before it still has its name.
     """
+    spread = not shared and (engine.mesh or Mesh()).dp * (engine.mesh or Mesh()).model > 1
+    gather = clock.tick("gather") if spread else None
     at = clock.tick("copy")
     if shared:
         return []
-    dtype = serving.dtype or engine.param_dtype
-    held = weight_bytes(architecture, serving.mesh, dtype, padded=False)
-    numel = prod(largest(architecture, engine).shape) if engine.lora else _largest_tensor(architecture)
-    mesh = engine.mesh or Mesh()
+    dtype, lora = serving.dtype or engine.param_dtype, engine.lora
+    held = weight_bytes(architecture, serving.mesh, dtype, padded=False, lora=lora)
+    item = ITEMSIZE.get((lora and lora.dtype) or engine.param_dtype, 2)
+    tensors = _trained(architecture, lora)
+    numel = max(one.numel for one in tensors)
     found = [
         Live(
             name="params", kind="param", bytes=held, label="weights of the rollout's copy of the policy", persistent=True
@@ -130,18 +136,53 @@ def _copied(architecture: Architecture, engine: Engine, serving: Serving, clock:
             source="flowledger run/weights.py",
         ),
     ]  # fmt: skip
-    if mesh.dp * mesh.model > 1:
-        size, label = ITEMSIZE.get(engine.param_dtype, 2) * numel, "the largest tensor, put together"
-        found.append(Live(name="params", kind="temporary", bytes=size, born=at, dies=at, label=label))
+    if gather is not None:
+        label = "the largest tensor, put together"
+        found.append(Live(name="params", kind="temporary", bytes=item * numel, born=at, dies=at, label=label))
+        together = item * _together(tensors, engine.mesh or Mesh())
+        label = "a tensor, what FSDP left of the next, and all of that: as it arrives, and once more in gloo or joined"
+        found.append(
+            Live(
+                name="params", kind="temporary", bytes=together, born=gather, dies=gather, label=label,
+                formula="max(before + numel/tp + 2 * numel) * itemsize",
+                source="flowledger run/weights.py; torch 2.13 DTensor: one gather an axis, joined where it cut columns",
+            )
+        )  # fmt: skip
     return found
 
 
-def _largest_tensor(architecture: Architecture) -> int:
-    """Elements of the largest tensor as Hugging Face keeps it: experts of a layer are one, and so are gate and up."""
-    found: dict[object, int] = {}
-    for weight in weights(architecture):
-        key = (weight.layer, weight.name)
-        if weight.expert:
-            key = (weight.layer, "down" if "down" in weight.name else "gate and up")
-        found[key] = found.get(key, 0) + weight.numel
-    return max(found.values())
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One tensor as Hugging Face and peft keep it."""
+
+    numel: int
+    cut_by: str | None  # the axis beside FSDP's that cuts it: tp, ep
+
+
+def _trained(architecture: Architecture, lora: Lora | None) -> list[Tensor]:
+    """In the order of the model. The experts of a layer are one tensor, and so are gate and up of them."""
+    held = weights(architecture)
+    if lora:
+        return [Tensor(one.numel, None) for one in parameters(held, lora)]
+    found: dict[object, Tensor] = {}
+    for one in held:
+        key = (one.layer, ("down" if "down" in one.name else "gate and up") if one.expert else one.name)
+        before = found[key].numel if key in found else 0
+        found[key] = Tensor(before + one.numel, "ep" if one.expert else None if one.tp_dim is None else "tp")
+    return list(found.values())
+
+
+def _together(tensors: Sequence[Tensor], mesh: Mesh) -> int:
+    """Most elements alive while one tensor after another is put together: FSDP's axis first, then tp or ep.
+
+    A gather has what it was given, what it makes and for a moment as much again: inside gloo, or joined where columns were
+    cut. Then a pipeline's stage sends a copy.
+    """
+    most = before = 0
+    for one in tensors:
+        degree = {"tp": mesh.tp, "ep": mesh.ep}.get(one.cut_by or "", 1)
+        fsdp = mesh.dp * mesh.cp * mesh.sp // (mesh.ep if one.cut_by == "ep" else 1)
+        left = one.numel // degree if fsdp > 1 and degree > 1 else 0
+        gathered = 2 * one.numel if fsdp > 1 or degree > 1 else one.numel * (mesh.pp > 1)
+        most, before = max(most, before + left + gathered), one.numel
+    return most

@@ -6,7 +6,7 @@ In-place collectives also fill tensors of the flow (parameters, batches): what t
 from collections.abc import Iterator
 from typing import Any
 
-from flowledger.record.extract import Templates
+from flowledger.record.extract import Templates, Where
 from flowledger.record.observe import Observer, Put, is_tensor
 from flowledger.record.position import Frame, OnceAStage
 
@@ -39,9 +39,10 @@ class Buffers:
         if any(lives.name_of(tensor) not in (None, _NAME) for tensor in tensors):
             return
         first = tensors[0]
-        row = self._templates.row(_NAME, shape, first.dtype, first.element_size(), stage=frame.stage)
+        row = self._templates.row(_NAME, shape, first.dtype, first.element_size(), Where(frame.stage, "write"))
         row.access, row.offset = "write", first.storage_offset()
         row.dims = row.shape_checksum = None  # it is no part of a whole: ranks may have buffers of other sizes
+        row.owner_rank = str(row.rank)
         numbers = [lives.see(tensor, _NAME, "write", frame, now) for tensor in tensors]
         row.storage = numbers[0]
         self._put(row, frame, now)

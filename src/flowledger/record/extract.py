@@ -8,13 +8,23 @@ import sys
 import zlib
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
-from flowledger.flow.tensors import fits, form_of, tensor
+from flowledger.flow.stages import owner_of
+from flowledger.flow.tensors import Tensor, fits, form_of, tensor
 from flowledger.ledger.rows import TensorRow
 from flowledger.record.place import ALONE, Place
+
+
+class Where(NamedTuple):
+    """At which point of a step a tensor is met, and how."""
+
+    stage: str | None
+    access: str  # read or write
+    within: str | None = None  # a micro-batch, or a decode step: one of flow.tensors' GRAINS
+    variant: str | None = None  # of the placements that the flow knows for it
 
 
 class Templates:
@@ -25,57 +35,50 @@ class Templates:
         self._rank, self._rank_count, self._place = rank, rank_count, place
         self._known: dict[tuple[object, ...], TensorRow] = {}
 
-    def of(self, name: str, value: Any, *, in_micro_batch: bool = False, stage: str | None = None) -> TensorRow:
+    def of(self, name: str, value: Any, where: Where) -> TensorRow:
         """`row` of a tensor as it stands."""
-        made = self._known.get((name, value.shape, value.dtype, in_micro_batch, stage))
+        made = self._known.get((name, value.shape, value.dtype, where))
         if made is None:
-            size = value.element_size()
-            return self.row(name, value.shape, value.dtype, size, in_micro_batch=in_micro_batch, stage=stage)
+            return self.row(name, value.shape, value.dtype, value.element_size(), where)
         return made.__copy__()  # type: ignore[no-any-return, attr-defined]  # as in `row`
 
-    def row(
-        self,
-        name: str,
-        shape: Sequence[int],
-        dtype: object,
-        element_size: int,
-        *,
-        in_micro_batch: bool = False,
-        stage: str | None = None,
-    ) -> TensorRow:
-        """A fresh row of what this rank holds of a tensor, in a stage. Raises BadInput for a name that the flow lacks.
+    def row(self, name: str, shape: Sequence[int], dtype: object, element_size: int, where: Where) -> TensorRow:
+        """A fresh row of what this rank holds of a tensor. Raises BadInput for a name that the flow lacks.
 
         Where the flow cuts the tensor over ranks, its logical shape is left open: one rank cannot know it.
         """
-        key = (name, shape, dtype, in_micro_batch, stage)
+        key = (name, shape, dtype, where)
         made = self._known.get(key)
         if made is None:
             if len(self._known) > 20_000:
                 self._known.clear()
             kind = str(dtype).removeprefix("torch.")
-            what = (name, tuple(shape), kind, element_size, in_micro_batch)
-            made = _made(*what, self._bindings, self._rank, self._rank_count)
-            if mesh := self._place.mesh_of(name, stage):
-                made = self._placed(made, mesh, in_micro_batch)
+            made = _made(name, tuple(shape), kind, element_size, where, self._bindings, self._rank, self._rank_count)
+            if mesh := self._place.mesh_of(name, where.stage, where.access):
+                made = self._placed(made, mesh, where)
             self._known[key] = made
         return made.__copy__()  # type: ignore[no-any-return, attr-defined]  # twice as quick as copy.copy
 
-    def _placed(self, row: TensorRow, mesh: str, in_micro_batch: bool) -> TensorRow:
+    def _placed(self, row: TensorRow, mesh: str, where: Where) -> TensorRow:
         """The row of a plain tensor on one of several ranks: what the flow says of its placement there."""
         share, facts, shape = partial(self._place.share, mesh), tensor(row.tensor_name), tuple(row.local_shape or ())
         bindings = dict(self._bindings)
-        form = form_of(facts.name, shape, bindings, in_micro_batch=in_micro_batch, share=share)
-        cut = self._place.cut(mesh, facts.placement_of(form))
-        if form is not None and not fits(facts, form, shape, bindings, share) and fits(facts, form, shape, bindings):
-            cut = []  # gathered: here for once it is whole
+        form = form_of(facts.name, shape, bindings, within=where.within, share=share)
+        if form is None:  # a sum of storages, a buffer: no part of a whole
+            return msgspec.structs.replace(row, placement=[], owner_rank=str(self._rank))
+        placement = facts.placement_of(form)
+        if where.variant is not None:
+            placement = {axis: facts.variants[where.variant].get(axis, "Replicate()") for axis in placement}
+        if not fits(facts, form, shape, bindings, share) and fits(facts, form, shape, bindings):
+            placement = {}  # gathered: here for once it is whole
+        cut = self._place.cut(mesh, placement)
         sharded = any("Shard" in text for text in cut)
         return msgspec.structs.replace(
-            row, dims=form.shape[1:-1] if form else None, placement=cut,
-            padding=form.padding if form is not None and form.padding != "none" else None,
-            broadcast=form.broadcast if form is not None else None,
+            row, dims=form.shape[1:-1], placement=cut,
+            padding=None if form.padding == "none" else form.padding, broadcast=form.broadcast,
             logical_shape=None if sharded else row.logical_shape,
             shape_checksum=None if sharded else row.shape_checksum,
-            owner_rank=f"0-{self._rank_count - 1}" if sharded else "0",
+            owner_rank=self._place.owners(mesh, placement, own_stage=_of_one_stage(facts, where)),
         )  # fmt: skip
 
     def cut(self, row: TensorRow, local_shape: Sequence[int], placement: list[str]) -> None:
@@ -87,19 +90,24 @@ class Templates:
             row.owner_rank = f"0-{self._rank_count - 1}"
 
 
+def _of_one_stage(facts: Tensor, where: Where) -> bool:
+    """Whether the ranks of a pipeline stage have it for themselves: its layers, and what goes through them."""
+    return where.within == "micro_batch" or facts.kind in ("param", "grad", "optimizer", "activation")
+
+
 @lru_cache(maxsize=20_000)  # dynamic batching: every micro-batch may have its own length
 def _made(
     name: str,
     shape: tuple[int, ...],
     dtype: str,
     size: int,
-    in_micro_batch: bool,
+    where: Where,
     bindings: tuple[tuple[str, int], ...],
     rank: int,
     of: int,
 ) -> TensorRow:
     """The row of a tensor of `size` bytes an element, on one of `of` ranks."""
-    facts, form = tensor(name), form_of(name, shape, dict(bindings), in_micro_batch=in_micro_batch)
+    facts, form = tensor(name), form_of(name, shape, dict(bindings), within=where.within)
     dims = form.shape[1:-1] if form is not None else None
     numel = product(shape)
     return TensorRow(
@@ -117,7 +125,7 @@ def _made(
         mask=facts.mask,
         broadcast=form.broadcast if form is not None else None,
         owner_rank=str(rank),
-        owner=facts.owner,
+        owner=owner_of(facts.name, where.stage),
         lifetime=facts.lifetime,
         shape_checksum=shape_checksum(facts.name, dims, shape, dtype),
     )

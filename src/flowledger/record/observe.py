@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from flowledger.ledger.rows import Row
-from flowledger.record.extract import Templates, content_checksum, kept
+from flowledger.record.extract import Templates, Where, content_checksum, kept
 from flowledger.record.layers import Layers
 from flowledger.record.position import Frame
 from flowledger.record.samples import Samples
@@ -62,9 +62,11 @@ class Observer:
         if frame.sample_ids is not None and (self.level == "tokens" or watch.scope in ("stage", "micro_batch")):
             self._learn(frame, access, values, now)
 
-    def hidden(self, frame: Frame, layer: int, value: Any, now: int) -> None:
-        """The output of one layer."""
-        row = self._templates.row("hidden_states", value.shape, value.dtype, value.element_size(), stage=frame.stage)
+    def hidden(self, frame: Frame, layer: int, value: Any, now: int, *, along_sequence: bool) -> None:
+        """The output of one layer; `along_sequence`: tensor parallelism has cut it along the tokens."""
+        what = ("hidden_states", value.shape, value.dtype, value.element_size())
+        variant = "megatron_sp" if along_sequence else None
+        row = self._templates.row(*what, Where(frame.stage, "write", "micro_batch", variant))
         row.layer, row.access = layer, "write"
         row.storage = self.lives.see(value, "hidden_states", "write", frame, now)
         row.offset = value.storage_offset()
@@ -72,7 +74,8 @@ class Observer:
 
     def saved(self, frame: Frame, layer: int | None, dtype: Any, size: int, now: int) -> None:
         """What one layer saved for backward."""
-        row = self._templates.row("activations", (size // dtype.itemsize,), dtype, dtype.itemsize, stage=frame.stage)
+        what = ("activations", (size // dtype.itemsize,), dtype, dtype.itemsize)
+        row = self._templates.row(*what, Where(frame.stage, "write", "micro_batch"))
         row.layer, row.access = layer, "write"
         self._put(row, frame, now)
 
@@ -126,7 +129,7 @@ class Observer:
     ) -> None:
         if watch.scope == "decode" and not watch.shown.first(frame, (name, access, value.shape)):
             return
-        row = self._templates.of(name, value, in_micro_batch=frame.micro_batch is not None, stage=frame.stage)
+        row = self._templates.of(name, value, Where(frame.stage, access, _within(watch, frame)))
         local = value
         if _TENSORS[type(value)] > 1:
             local = value.to_local()
@@ -152,7 +155,7 @@ class Observer:
         if watch.whole and not watch.shown.first(frame, (name, access)):
             return
         for part in self.layers.parts(name, value) or ():
-            row = self._templates.row(name, part.shape, part.dtype, 0, stage=frame.stage)
+            row = self._templates.row(name, part.shape, part.dtype, 0, Where(frame.stage, access))
             row.layer, row.bytes, row.access = part.layer, part.bytes, access
             if part.whole is not None:
                 row.logical_shape = list(part.whole)
@@ -182,6 +185,13 @@ class Observer:
             self.samples.train(ids, frame, width)
         if self.level == "tokens" and (access == "write" or frame.phase == "loss"):
             self.tokens.see(ids, values, frame, now)
+
+
+def _within(watch: Watch, frame: Frame) -> str | None:
+    """Which of flow.tensors' GRAINS a call is within."""
+    if watch.scope == "decode":
+        return "decode"
+    return None if frame.micro_batch is None else "micro_batch"
 
 
 def _placement(value: Any) -> list[str]:

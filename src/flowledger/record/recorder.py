@@ -79,7 +79,7 @@ class Recorder:
         self._spans = self._steps = 0
         self.own_ns = self._rows = 0
         self._troubles: dict[str, int] = {}
-        self._failures = Failures(self.put)
+        self._failures = Failures(self.put, f"rank {rank}: " if rank_count > 1 else "")
         self._facts = Facts(self._observer, metric=self.metric, meet=self._meet)
         self._readings = Readings(self.put, limit, level=level)
         self.buffer: Callable[[Any, object, Frame, int], None] = Buffers(self.put, self._observer, templates).see

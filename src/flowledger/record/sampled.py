@@ -45,8 +45,10 @@ class SampledStep:
     def forward(self, hooks: ModelHooks, module: nn.Module, frame: Frame) -> Iterator[None]:
         """Rows of hidden states and activations for one forward pass."""
 
+        along = bool(getattr(module, "sequence_parallel", False))  # Megatron's: what a model says of itself
+
         def output(layer: int, value: Tensor) -> None:
-            self._observer.hidden(frame, layer, value, time.monotonic_ns())
+            self._observer.hidden(frame, layer, value, time.monotonic_ns(), along_sequence=along)
 
         with hooks.forward(module, output) as saved:
             yield

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
+from flowledger.flow.lost import lost
 from flowledger.flow.seams import Probe
 from flowledger.ledger.rows import FindingRow, Row
 from flowledger.record.position import Frame
@@ -53,8 +54,8 @@ class Failures:
     The finding stands where the exception was first seen. One that is caught on its way stops nothing, and is none.
     """
 
-    def __init__(self, put: Put) -> None:
-        self._put = put
+    def __init__(self, put: Put, who: str = "") -> None:
+        self._put, self._who = put, who  # `rank 1: `, where there are several
         self._error, self._told = 0, False  # its id, for the exception itself would keep its frames' tensors alive
         self._first: Frame | None = None  # the innermost call that it left
 
@@ -65,14 +66,21 @@ class Failures:
         outermost = frame.scope == "stage" and (frame.parent is None or frame.parent.stage_frame.scope != "stage")
         if not self._told and (outermost or frame.scope == "step"):
             self._told = True
-            self._put(_failed(self._first, error), self._first, now)
+            self._put(_failed(self._who, self._first, error), self._first, now)
         if frame.scope == "step":
             self._first = None
 
 
-def _failed(frame: Frame, error: BaseException) -> FindingRow:
+def _failed(who: str, frame: Frame, error: BaseException) -> FindingRow:
+    """What an exception says; one that only says that another rank is gone, or that the run is to end, is a warning."""
     place = "/".join(part for part in (frame.stage, frame.phase) if part) or frame.name
     text = next(iter(str(error).splitlines()), "")
-    verdict, severity = ("fail", "error") if isinstance(error, Exception) else ("warn", "warning")  # Ctrl-C, an exit
-    message = f"{place} raised {type(error).__name__}{': ' if text else ''}{text}"[:500]
+    how, broken = f"raised {type(error).__name__}{': ' if text else ''}{text}", lost(error)
+    if isinstance(error, KeyboardInterrupt):
+        how = "was interrupted"
+    elif broken is not None:
+        how = f"was cut off, for a rank that it talks to is gone: {broken}"
+    own = broken is None and isinstance(error, Exception)
+    verdict, severity = ("fail", "error") if own else ("warn", "warning")
+    message = f"{who}{place} {how}"[:500]
     return FindingRow(id="call_failed", verdict=verdict, severity=severity, message=message)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from flowledger.config.schema import RunConfig
@@ -10,7 +11,7 @@ from flowledger.run import batching, dropped
 from flowledger.run.batches import Balanced
 from flowledger.run.parallel import collectives
 from flowledger.run.parallel.ranks import Ranks
-from flowledger.run.parallel.rows import held_rows, moved
+from flowledger.run.parallel.rows import counts_of, held_rows, moved
 
 
 def balanced(
@@ -28,10 +29,12 @@ def balanced(
     world, group_size = ranks.group("world"), config.rollout.samples_per_prompt
     actors = config.mini_batch_prompts * group_size
     critics = ((config.critic and config.critic.mini_batch_prompts) or config.mini_batch_prompts) * group_size
-    lengths: list[int] = collectives.gathered(columns["attention_mask"].sum(-1), world).tolist()
+    here = torch.stack([columns["attention_mask"].sum(-1), columns["loss_mask"].any(-1)], 1).int()  # [B/ranks, 2]
+    counts = [count * group_size for count in counts_of(config.data.prompts_per_step, ranks)]
+    lengths, kept = collectives.gathered(here, world, counts).unbind(1)
     shares = batching.shares(
-        lengths=lengths,
-        kept=(collectives.gathered(columns["loss_mask"].sum(-1), world) > 0).tolist(),
+        lengths=lengths.tolist(),
+        kept=kept.bool().tolist(),
         mini_batch_samples=actors,
         limits=config.actor.micro_batch,
         bytes_per_token=bytes_per_token,

@@ -18,6 +18,7 @@ from transformers.cache_utils import Cache, CacheLayerMixin
 
 from flowledger.flow.errors import BadInput
 
+ALIGNED = 16  # elements: a row of a mask starts where attention kernels of GPUs want it
 FULL, SLIDING = "full_attention", "sliding_attention"
 # Attention code that takes the additive mask that slots of unequal length need.
 ATTENTION = ("sdpa", "eager", "flowledger_segments")  # the last is ours: torch's SDPA wherever there is a cache
@@ -31,6 +32,26 @@ class Cursor:
     # int64 [B_run], the position written in each, or [B_run, S] for S tokens; None: a whole prompt from position 0
     positions: Tensor | None
     width: int  # positions that attention then reads
+
+
+@dataclass(slots=True)
+class Grown:
+    """A mask [B_run, 1, 1, S_cache] that grows with decode steps: 0 on what each sample may see so far, else -inf."""
+
+    mask: Tensor
+    starts: Tensor  # int64 [B_run], where the row of each sample starts in memory
+    width: int  # of the step it was last made for
+
+    @classmethod
+    def at(cls, positions: Tensor, longest: int, dtype: torch.dtype) -> "Grown":
+        """The mask of samples whose new tokens are at `positions` [B_run]."""
+        row = -(-longest // ALIGNED) * ALIGNED
+        starts = torch.arange(0, len(positions) * row, row, device=positions.device)
+        return cls(mask=_mask(positions, row, row, dtype), starts=starts, width=0)
+
+    def show(self, positions: Tensor) -> None:
+        """From now on each sample sees its token at `positions` [B_run] as well."""
+        self.mask.view(-1).index_fill_(0, self.starts + positions, 0)
 
 
 class SlotLayer(CacheLayerMixin):  # type: ignore[misc]  # transformers is untyped
@@ -88,7 +109,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         self.config = config.get_text_config(decoder=True)
         _check(self.config)
         self._types = layer_types(self.config)
-        self.cursor = Cursor(rows=torch.empty(0, dtype=torch.int64), positions=None, width=0)
+        self.cursor = Cursor(rows=torch.empty(0, dtype=torch.int64, device=device), positions=None, width=0)
         layers = [
             SlotLayer(slots=slots, positions=positions, cursor=self.cursor)
             for _ in range(self.config.num_hidden_layers)
@@ -98,6 +119,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         self._rows = torch.arange(slots, device=device)
         self._ahead: tuple[int, int, bool] | None = None  # of the next decode step: running, width, all of that length
         self._level = False
+        self._grown: Grown | None = None  # the mask of this decode step, or of the one before
 
     @property
     def bytes(self) -> int:
@@ -115,6 +137,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         positions = self.lengths[:running].clone()
         # From one step to the next nothing has to be asked of the device: every length grows by 1.
         if self._ahead is None or self._ahead[0] != running:
+            self._grown = None
             longest = int(positions.max())
             self._ahead = (running, longest + 1, bool((positions == longest).all()))
         _, width, self._level = self._ahead
@@ -150,10 +173,21 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is untyped
         assert positions is not None, "decode_mask follows begin_decode or begin_answers"
         window = self._window(width)
         if SLIDING not in self._types or window >= width:
-            return _mask(positions, width, width, dtype)
+            return self._causal_mask(positions, width, dtype)
         if self._types == {SLIDING}:
             return _mask(positions, width, window, dtype)
-        return {FULL: _mask(positions, width, width, dtype), SLIDING: _mask(positions, width, window, dtype)}
+        return {FULL: self._causal_mask(positions, width, dtype), SLIDING: _mask(positions, width, window, dtype)}
+
+    def _causal_mask(self, positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+        """The mask without a window. From one decode step to the next a sample sees one position more: its own."""
+        if positions.dim() == 2:
+            return _mask(positions, width, width, dtype)
+        if self._grown is None or self._grown.width + 1 != width or self._grown.mask.dtype != dtype:
+            self._grown = Grown.at(positions, self.layers[0].get_max_length(), dtype)
+        else:
+            self._grown.show(positions)
+        self._grown.width = width
+        return self._grown.mask[..., :width]
 
     def copy(self, *, rows: Tensor, sources: Tensor, lengths: Tensor) -> None:
         """Copy the first `lengths` positions of each source into the slot in `rows`, which then has that length."""

@@ -85,7 +85,7 @@ def values(*, critic: Critic, config: RunConfig, ranks: Ranks = ALONE, batches: 
     0 for dropped samples and where response_mask is 0.
     """
     settings = _settings(config)
-    made = torch.zeros(columns["response_mask"].shape)
+    made = torch.zeros(columns["response_mask"].shape, device=columns["response_mask"].device)
     if limits := settings.values_micro_batch or settings.micro_batch:  # no optimizer step cuts this pass
         batches = _split(critic, batches, columns, ranks, mini_batch_samples=len(made), limits=limits)
 
@@ -173,7 +173,7 @@ def critic_mini_batch(
         clip = _settings(config).grad_clip
         grad_norm = updates.optimizer_step(model=critic.model, optimizer=critic.optimizer, ranks=ranks, grad_clip=clip)
     sums = [torch.stack([one.value_loss, one.clipped.sum()]) for one in made]
-    added = torch.stack(sums).sum(0) if sums else torch.zeros(2)
+    added = torch.stack(sums).sum(0) if sums else torch.zeros(2, device=ranks.device)
     loss, clipped = total(schedules.from_last(added, ranks), ranks.group("dp"))
     return CriticStep(
         value_loss=loss,

@@ -14,7 +14,8 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 from torch.linalg import vector_norm
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention, silu
+from transformers.activations import SiLUActivation
 
 from flowledger.flow.errors import BadInput
 from flowledger.run.cache import SlotCache
@@ -108,7 +109,7 @@ class Decoder:
             )  # fmt: skip
             x = x + layer.out(attended.reshape(running, -1))
             h = layer.mlp_norm(x)
-            x = x + layer.down(layer.activation(layer.gate(h)) * layer.up(h))
+            x = x + layer.down(layer.activation(layer.gate(h)).mul_(layer.up(h)))
         return x
 
     def _begin(self, kv_cache: SlotCache) -> None:
@@ -207,7 +208,7 @@ def _layer(layer: Any, kind: str) -> Layer:
         v=_called(attention.v_proj), q_norm=_norm(getattr(attention, "q_norm", None)),
         k_norm=_norm(getattr(attention, "k_norm", None)), out=_called(attention.o_proj),
         head_dim=attention.head_dim, scaling=attention.scaling, kind=kind,
-        mlp_norm=_norm(layer.post_attention_layernorm), gate=_called(mlp.gate_proj), activation=mlp.act_fn,
+        mlp_norm=_norm(layer.post_attention_layernorm), gate=_called(mlp.gate_proj), activation=_called(mlp.act_fn),
         up=_called(mlp.up_proj), down=_called(mlp.down_proj),
     )  # fmt: skip
 
@@ -230,17 +231,22 @@ def _norm(module: Any) -> Map:
 
     def norm(x: Tensor) -> Tensor:
         lengths = vector_norm(x, dim=-1, keepdim=True, dtype=dtype).hypot_(least)
-        scaled: Tensor = x / lengths * weight
+        scaled: Tensor = (x / lengths).mul_(weight)
         return scaled.to(x.dtype)
 
     return norm
 
 
 def _called(module: nn.Module) -> Map:
-    """A module as a function; a plain linear without the way through its call."""
+    """A module as a function of rows; a plain linear or a SiLU without the way through its call."""
     if type(module) is nn.Linear and _is_bare(module):
-        return partial(linear, weight=module.weight, bias=module.bias)
-    return module
+        turned = module.weight.detach().t()  # once: `linear` would turn it for every token
+        return (
+            partial(torch.mm, mat2=turned)
+            if module.bias is None
+            else partial(torch.addmm, module.bias.detach(), mat2=turned)
+        )
+    return silu if type(module) is SiLUActivation and _is_bare(module) else module
 
 
 def _same(x: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ def check_forward(model: nn.Module, vocabulary: int, *, packed: bool = True, sha
 
     Only the ways that a run takes are checked. Raises BadInput with the setting that avoids the one that is wrong.
     """
-    ids, mask, positions = probe(vocabulary)
+    ids, mask, positions = probe(vocabulary, next(model.parameters()).device)
     logits = unwrapped(model)(input_ids=ids, attention_mask=mask, position_ids=positions).logits.float()
     truth = logits[:, 1:-1].log_softmax(-1).gather(-1, ids[:, 2:, None])[..., 0]
     tolerance = 1e-3 if logits.dtype == torch.float32 and next(model.parameters()).dtype == torch.float32 else 0.1
@@ -119,11 +119,11 @@ def ways(*, packed: bool, shared_prompts: bool) -> tuple[Way, ...]:
     return WAYS[: 1 + packed + (packed and shared_prompts)]
 
 
-def probe(vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
+def probe(vocabulary: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """ids, mask and positions [3, 6] to try a model with: prompts of two tokens, the first two rows with the same one."""
-    ids = torch.arange(18).reshape(3, 6) % vocabulary
+    ids = torch.arange(18, device=device).reshape(3, 6) % vocabulary
     ids[1, :2] = ids[0, :2]
-    return ids, torch.ones_like(ids), torch.arange(6).expand(3, 6)
+    return ids, torch.ones_like(ids), torch.arange(6, device=device).expand(3, 6)
 
 
 def response_states(
@@ -170,13 +170,17 @@ def _packed(
         ranks=ranks,
         sequence_parallel=getattr(model, "sequence_parallel", False),
     )
-    hidden = unwrapped(model).get_decoder()(
-        input_ids=packed.ids,
-        position_ids=packed.positions,
-        attention_mask=ids.new_ones(1, 1, 1, 1, dtype=torch.bool),  # 4-D: passed on as it is, and not used
-        segments=packed.segments,
-        use_cache=False,
-    )[0][0]  # [T/(cp*sp), H]
+    hidden = (
+        unwrapped(model)
+        .get_decoder()(
+            input_ids=packed.ids,
+            position_ids=packed.positions,
+            attention_mask=ids.new_ones(1, 1, 1, 1, dtype=torch.bool),  # 4-D: passed on as it is, and not used
+            segments=packed.segments,
+            use_cache=False,
+        )[0]
+        .squeeze(0)
+    )  # [T/(cp*sp), H]
     return hidden[packed.before], packed.wanted
 
 

@@ -54,7 +54,9 @@ def rl_step(*, step: int, world: World) -> StepReport:
     if c.needs("baseline"):
         no_sample = -1 - p.group_id[::group_size]  # greedy responses are none of the step's samples
         greedy = stages.baseline_rollout(settings=c.rollout, sample_id=no_sample, **sampling)
-        baselines = stages.baseline_reward(greedy=greedy, sample_id=no_sample, ranks=w.ranks, **scoring)
+        baselines = stages.baseline_reward(
+            greedy=greedy, sample_id=no_sample, prompts_per_step=c.data.prompts_per_step, ranks=w.ranks, **scoring
+        )
     f = stages.filter(
         response_mask=r.response_mask, finish_reason=r.finish_reason, environment_errors=r.environment_errors,
         failed=s.failed, errors=s.errors, no_baseline=baselines.no_baseline if baselines else (),
@@ -100,10 +102,10 @@ def rl_step(*, step: int, world: World) -> StepReport:
         stages.checkpoint(policy=w.policy, weights=w.weights, folder=folder, step=step, ranks=w.ranks)
 
     seconds = time.perf_counter() - started
-    made = measures.Made(prompts=p, rollouts=r, rewards=s, filtered=f, old=old, advantages=a, update=u, values=values)
-    metrics = measures.measure(
-        measures.whole(made, b, w.ranks), critic=v, synced=synced, lr=lr, kl_coef=kl_coef, seconds=seconds
-    )
+    made = measures.Made(
+        prompts=p, rollouts=r, rewards=s, filtered=f, balanced=b, old=old, values=values, advantages=a, critic=v, update=u,
+    )  # fmt: skip
+    metrics = measures.measure(made, ranks=w.ranks, synced=synced, lr=lr, kl_coef=kl_coef, seconds=seconds)
     return StepReport(step=step, metrics=metrics, policy_version=synced.policy_version, seconds=seconds)
 
 

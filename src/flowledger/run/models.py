@@ -20,6 +20,7 @@ from flowledger.config.schema import Model
 from flowledger.flow.errors import BadInput
 from flowledger.flow.estimates import activation_bytes
 from flowledger.run import tiny, weight_files
+from flowledger.run.device import CPU
 from flowledger.run.parallel import experts
 
 SMOLLM2 = "smollm2-135m"
@@ -62,8 +63,8 @@ class Reference:
             yield self.model
 
 
-def load_policy(settings: Model, *, seed: int) -> Policy:
-    """The policy that `model.path` names, in eval mode, without dropout and without a KV cache unless asked for.
+def load_policy(settings: Model, *, seed: int, device: torch.device = CPU) -> Policy:
+    """The policy that `model.path` names, on a device, in eval mode, without dropout and without a KV cache unless asked for.
 
     Raises BadInput for a path that is not there, a model that cannot be read, and LoRA targets that it does not have.
     """
@@ -84,7 +85,7 @@ def load_policy(settings: Model, *, seed: int) -> Policy:
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return Policy(
-        model=settled(model), tokenizer=tokenizer, stop_ids=_stop_ids(model, tokenizer),
+        model=settled(model, device), tokenizer=tokenizer, stop_ids=_stop_ids(model, tokenizer),
         pad_id=tokenizer.pad_token_id or 0, sizes=sizes, lora=settings.lora is not None,
     )  # fmt: skip
 
@@ -118,7 +119,7 @@ def load_reward_model(path: str, base: Policy, level: Literal["sample", "token"]
                 raise BadInput(f"{key} = {path!r} cannot be read as a reward model: {one_line(error)}") from None
     check_vocabulary(model, base, what="a reward model", setting=f"{key} = {path!r}")
     model.config.pad_token_id = base.pad_id
-    frozen: nn.Module = settled(model).requires_grad_(False)
+    frozen: nn.Module = settled(model, device_of(base.model)).requires_grad_(False)
     return frozen
 
 
@@ -135,6 +136,8 @@ def check_vocabulary(model: Any, base: Policy, *, what: str, setting: str) -> No
 @torch.no_grad()
 def score_samples(model: nn.Module, full_sequence: Tensor, attention_mask: Tensor) -> Tensor:
     """A reward model's score of each sequence, read at its last real token: float32 [B]."""
+    if not len(full_sequence):  # a rank without samples: transformers cannot reshape nothing
+        return full_sequence.new_zeros(0, dtype=torch.float32)
     positions = (attention_mask.cumsum(-1) - 1).clamp(min=0)
     inputs = {"input_ids": full_sequence, "attention_mask": attention_mask, "position_ids": positions}
     head = getattr(model, "score", None)
@@ -143,12 +146,14 @@ def score_samples(model: nn.Module, full_sequence: Tensor, attention_mask: Tenso
         return model(**inputs).logits[:, 0].float()  # type: ignore[no-any-return]
     hidden = model.base_model(**inputs).last_hidden_state  # type: ignore[operator]
     last = attention_mask.shape[-1] - 1 - attention_mask.flip(-1).argmax(-1)  # not by pad_id: a response may contain it
-    return head(hidden[torch.arange(len(hidden)), last])[:, 0].float()  # type: ignore[no-any-return]
+    return head(hidden[torch.arange(len(hidden), device=hidden.device), last])[:, 0].float()  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
 def score_tokens(model: nn.Module, full_sequence: Tensor, attention_mask: Tensor, response_mask: Tensor) -> Tensor:
     """A reward model's score of each response token, 0 where there is none: float32 [B, S_resp]."""
+    if not len(full_sequence):
+        return response_mask.new_zeros(response_mask.shape, dtype=torch.float32)
     logits = model(input_ids=full_sequence, attention_mask=attention_mask).logits[..., 0].float()
     wanted = logits[:, -response_mask.shape[-1] :]
     return torch.where(response_mask.bool(), wanted, torch.zeros_like(wanted))
@@ -227,14 +232,22 @@ def _with_lora(model: nn.Module, lora: Lora) -> nn.Module:
     return wrapped
 
 
-def settled(model: nn.Module) -> nn.Module:
-    """The model in eval mode, no dropout, no cache by default: what it gives depends on its input alone.
+def device_of(model: nn.Module) -> torch.device:
+    """Where a model's weights live."""
+    return next(model.parameters()).device
+
+
+def settled(model: nn.Module, device: torch.device = CPU) -> nn.Module:
+    """The model on a device, in eval mode, no dropout, no cache by default: what it gives depends on its input alone.
 
     Its tensors own their memory: weights read from a file are mapped from it, and would be memory that no allocator
     knows of.
     """
-    for tensor in (*model.parameters(), *model.buffers()):
-        tensor.data = tensor.data.clone()
+    if device.type == "cpu":
+        for tensor in (*model.parameters(), *model.buffers()):
+            tensor.data = tensor.data.clone()
+    else:
+        model.to(device)
     for part in model.modules():
         if isinstance(part, nn.Dropout):
             part.p = 0.0

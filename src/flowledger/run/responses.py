@@ -51,7 +51,7 @@ class Responses:
     prompt_end: Tensor  # [B], the last token of each prompt
     ids: Tensor  # [B, max_response_tokens]
     log_prob: Tensor  # [B, max_response_tokens]
-    length: Tensor  # [B]
+    length: Tensor  # [B]; of the running samples as `_count` has left it
     reason: Tensor  # [B]
     deadline: Tensor  # [B], on the clock
     answers: dict[int, list[tuple[int, int]]] = field(default_factory=dict)  # sample -> where answers start and stop
@@ -101,6 +101,7 @@ class Responses:
         """Slots whose sample is out of time or is to be aborted."""
         if abort is None and self.settings.timeout_s is None:
             return []
+        self._count()
         reason = torch.full_like(self.samples, UNFINISHED)
         if self.settings.timeout_s is not None:
             reason[self.deadline[self.samples] <= clock()] = TIMEOUT
@@ -125,6 +126,7 @@ class Responses:
             top_p=settings.top_p,
         )
         if not math.isfinite(float(log_prob.sum())):
+            self._count()
             bad = int((~log_prob.isfinite()).nonzero()[0])
             index = int(self.samples[bad])
             raise BadInput(
@@ -133,7 +135,6 @@ class Responses:
             )
         self.ids.view(-1).index_copy_(0, self.places, token_ids)
         self.log_prob.view(-1).index_copy_(0, self.places, log_prob)
-        self.length[self.samples] += 1
         self.places += 1
         self.next_ids = token_ids
         self.room -= 1
@@ -143,11 +144,16 @@ class Responses:
         stopped = (token_ids[:, None] == self.stop_ids).any(1) if len(self.stop_ids) else None
         if self.room > 0 and (stopped is None or not bool(stopped.any())):
             return None
+        self._count()
         reason = torch.full_like(self.samples, UNFINISHED)
         reason[self.length[self.samples] == self.settings.max_response_tokens] = LENGTH
         if stopped is not None:
             reason[stopped] = STOP
         return reason
+
+    def _count(self) -> None:
+        """Note how long the running responses are by now: whoever looks at `length` asks for it, not every token."""
+        self.length[self.samples] = self.places - self.samples * self.settings.max_response_tokens
 
     def reply(self, reason: Tensor, answer: Answer, clock: Callable[[], float]) -> list[int]:
         """Let the environment answer where a turn has ended that is not the last; returns the slots with tokens to read.

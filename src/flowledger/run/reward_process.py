@@ -14,6 +14,7 @@ from flowledger.flow.errors import BadInput
 from flowledger.run.reward_worker import Unsendable, encode, read_frame, write_frame
 
 STARTUP_LIMIT_S = 120.0  # importing what rewards need; not counted against any sample
+ENDING_S = 5.0  # for a process that closed its output to end by itself, with its own exit code
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ class RewardProcess:
         told = read_frame(self._output)
         if told is None:
             raise BadInput(
-                f"the reward process ended while it started (exit code {self._kill()}); see its output above"
+                f"the reward process ended while it started (exit code {self._kill(ENDING_S)}); see its output above"
             )
         if "error" in told:
             raise BadInput(told["error"])
@@ -86,7 +87,7 @@ class RewardProcess:
                 return [*verdicts, Verdict(None, "reward_timeout", text)]
             told = read_frame(self._output)
             if told is None:
-                code = self._restart()
+                code = self._restart(ENDING_S)
                 return [*verdicts, Verdict(None, "reward_error", f"the reward ended its process (exit code {code})")]
             error = told.get("error")
             verdicts.append(Verdict(told.get("value"), "reward_error" if error else None, error))
@@ -106,16 +107,19 @@ class RewardProcess:
             write_frame(self._input, self._setup)
         return process
 
-    def _restart(self) -> int | None:
-        code = self._kill()
+    def _restart(self, patience_s: float = 0.0) -> int | None:
+        code = self._kill(patience_s)
         self._process, self._ready = self._start(), False
         return code
 
-    def _kill(self) -> int | None:
-        """The exit code; afterwards there is no process, no zombie and no open pipe."""
+    def _kill(self, patience_s: float = 0.0) -> int | None:
+        """The exit code; afterwards there is no process, no zombie and no open pipe.
+
+        One that closed its output is ending by itself, and its own exit code says more: it gets `patience_s` for it.
+        """
         if self._process.poll() is None:
             try:
-                self._process.wait(0.05)  # it may just be ending by itself, and its own exit code says more
+                self._process.wait(patience_s)
             except subprocess.TimeoutExpired:
                 os.killpg(self._process.pid, signal.SIGKILL)
         code = self._process.wait()

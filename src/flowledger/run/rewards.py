@@ -120,16 +120,17 @@ class Scorer:
             for problem, response, tokens, mask, length, sample
             in zip(problems, responses, response_ids.tolist(), masks, lengths, ids, strict=True)
         ]  # fmt: skip
-        verdicts = self._ask(jobs)
+        verdicts, on_host = self._ask(jobs), response_mask.cpu()
         parts: dict[str, Tensor] = {
-            name: _placed([verdict.value for verdict in said], response_mask) for name, said in verdicts.items()
+            name: _placed([verdict.value for verdict in said], on_host) for name, said in verdicts.items()
         }
         for name, model in self._models.items():
-            parts[name] = _by_model(model, self._kinds[name], full_sequence, attention_mask, response_mask)
+            parts[name] = _by_model(model, self._kinds[name], full_sequence, attention_mask, response_mask).cpu()
         per_token = torch.stack([parts[component.name] for component in self.settings.components], 1)
         self._refuse_not_finite(per_token, ids, step)
         said, beyond = _first_failures(verdicts, len(jobs)), self._beyond_bounds(per_token)
-        return self._fuse(per_token, [one or other for one, other in zip(said, beyond, strict=True)])
+        failures = [one or other for one, other in zip(said, beyond, strict=True)]
+        return self._fuse(per_token, failures, response_mask.device)
 
     def _ask(self, jobs: Sequence[dict[str, Any]]) -> dict[str, list[Verdict]]:
         rules = [component.name for component in self.settings.components if component.kind in RULES]
@@ -159,16 +160,16 @@ class Scorer:
             found[sample] = ("reward_error", f"{name}: {text} it must lie within ±{LARGEST:g}")
         return found
 
-    def _fuse(self, per_token: Tensor, failures: Sequence[tuple[str, str] | None]) -> Rewards:
+    def _fuse(self, per_token: Tensor, failures: Sequence[tuple[str, str] | None], device: torch.device) -> Rewards:
         good = torch.tensor([failure is None for failure in failures], dtype=torch.bool)
         per_token = torch.where(good[:, None, None], per_token, torch.zeros_like(per_token))
         weights = torch.tensor([component.weight for component in self.settings.components])
         token_level = torch.einsum("bns,n->bs", per_token, weights)
         drop = self.settings.on_error == "drop"
         return Rewards(
-            reward_components=per_token.sum(-1),
-            reward=token_level.sum(-1),
-            token_level_reward=token_level,
+            reward_components=per_token.sum(-1).to(device),
+            reward=token_level.sum(-1).to(device),
+            token_level_reward=token_level.to(device),
             component_names=tuple(component.name for component in self.settings.components),
             failed=tuple(failure[0] if failure and drop else None for failure in failures),
             errors=tuple(failure[1] if failure else None for failure in failures),
@@ -197,7 +198,7 @@ def _by_model(
 ) -> Tensor:
     if kind == "token_model":
         return score_tokens(model, full_sequence, attention_mask, response_mask)
-    return _placed(score_samples(model, full_sequence, attention_mask).tolist(), response_mask)
+    return _placed(score_samples(model, full_sequence, attention_mask).tolist(), response_mask.cpu())
 
 
 def _first_failures(verdicts: dict[str, list[Verdict]], count: int) -> list[tuple[str, str] | None]:

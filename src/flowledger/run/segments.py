@@ -47,9 +47,10 @@ class Piece:
 
     def rectangle(self, x: Tensor) -> Tensor:
         """[1, K, tokens, D] as [n, K, S_piece, D]."""
+        x = x.squeeze(0)  # unlike x[0] it copies nothing on the way back
         if len(set(self.lengths)) == 1:
-            return x[0].view(len(x[0]), len(self.lengths), -1, x.shape[-1]).transpose(0, 1)
-        return x[0][:, self.places.to(x.device)].transpose(0, 1)
+            return x.view(len(x), len(self.lengths), -1, x.shape[-1]).transpose(0, 1)
+        return x[:, self.places.to(x.device)].transpose(0, 1)
 
     def row(self, x: Tensor) -> Tensor:
         """[n, A, S_piece, D] as [1, A, tokens, D]."""

@@ -36,7 +36,7 @@ from flowledger.run.environments import Environment
 from flowledger.run.models import Policy, Reference
 from flowledger.run.parallel import collectives
 from flowledger.run.parallel.ranks import ALONE, Ranks
-from flowledger.run.parallel.rows import WHOLE, Rows, cut, part_of
+from flowledger.run.parallel.rows import WHOLE, Rows, counts_of, cut, part_of
 from flowledger.run.respond import respond
 from flowledger.run.rewards import Scorer
 from flowledger.run.weights import RolloutWeights
@@ -56,15 +56,15 @@ def prompt(
     Of several ranks each takes its part of the problems; S_prompt is the longest prompt of the step on all of them.
     """
     taken, mine = prompts.take(source, tokenizer, data, step), part_of(data.prompts_per_step, ranks)
-    total = data.prompts_per_step * samples_per_prompt
+    device, total = ranks.device, data.prompts_per_step * samples_per_prompt
     samples = torch.arange(mine.start * samples_per_prompt, mine.stop * samples_per_prompt)
     return Prompts(
-        prompt_ids=cut(taken.prompt_ids, mine),
-        attention_mask=cut(taken.attention_mask, mine),
-        position_ids=cut(taken.position_ids, mine),
-        prompt_length=cut(taken.prompt_length, mine),
-        sample_id=step * total + samples,
-        group_id=step * data.prompts_per_step + samples // samples_per_prompt,
+        prompt_ids=cut(taken.prompt_ids, mine).to(device),
+        attention_mask=cut(taken.attention_mask, mine).to(device),
+        position_ids=cut(taken.position_ids, mine).to(device),
+        prompt_length=cut(taken.prompt_length, mine).to(device),
+        sample_id=step * total + samples,  # stays on the CPU: Python reads it
+        group_id=(step * data.prompts_per_step + samples // samples_per_prompt).to(device),
         problems=taken.problems[mine.start : mine.stop],
     )
 
@@ -132,6 +132,7 @@ def baseline_reward(
     step: int,
     greedy: Rollouts,
     sample_id: Tensor,
+    prompts_per_step: int,
     ranks: Ranks = ALONE,
 ) -> Baselines:
     """What the greedy response to each prompt is worth [B_prompt], and where it is worth nothing because it failed.
@@ -147,7 +148,7 @@ def baseline_reward(
         response_mask=greedy.response_mask, finish_reason=greedy.finish_reason,
         environment_errors=greedy.environment_errors, failed=scores.failed, errors=scores.errors,
     )  # fmt: skip
-    everywhere = collectives.gathered(scores.reward, ranks.group("world"))
+    everywhere = collectives.gathered(scores.reward, ranks.group("world"), counts_of(prompts_per_step, ranks))
     return Baselines(baseline_reward=everywhere, no_baseline=no_baseline)
 
 
@@ -171,7 +172,8 @@ def filter(
         response_mask=response_mask, finish_reason=finish_reason, environment_errors=environment_errors, failed=failed,
         no_baseline=no_baseline,
     )  # fmt: skip
-    if all(collectives.told(all(reasons), ranks.group("world"))):
+    some = torch.tensor(not all(reasons), dtype=torch.int64)
+    if not collectives.largest(some, ranks.group("world")):
         said = dropped.details(reasons, environment_errors=environment_errors, errors=errors, no_baseline=no_baseline)
         raise BadInput(dropped.nothing_left([reason for reason in reasons if reason], said, sample_id.tolist()))
     kept = torch.tensor([reason is None for reason in reasons], dtype=torch.bool, device=response_mask.device)
@@ -229,7 +231,7 @@ def old_log_prob(
     }  # fmt: skip
     made = update.log_probs(
         model=model, config=config, ranks=ranks, batches=batches, columns=columns,
-        sum_pi_squared=config.needs("sum_pi_squared"),
+        names=("new_log_prob", "entropy", *(("sum_pi_squared",) if config.needs("sum_pi_squared") else ())),
     )  # fmt: skip
     return OldLogProbs(
         old_log_prob=made["new_log_prob"], entropy=made["entropy"], sum_pi_squared=made.get("sum_pi_squared")

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from flowledger.run.batching import Indices
 from flowledger.run.loss import MicroBatchLoss
-from flowledger.run.parallel.collectives import largest, total
+from flowledger.run.parallel.collectives import largest, sent, total
 from flowledger.run.parallel.ranks import ALONE, Ranks
 
 
@@ -22,7 +22,9 @@ class FirstPass:
     @classmethod
     def of(cls, loss_mask: Tensor) -> "FirstPass":
         """Nothing seen yet, of a step with this loss mask."""
-        return cls(new_log_prob=torch.zeros(loss_mask.shape), loss_mask=torch.zeros_like(loss_mask))
+        return cls(
+            new_log_prob=torch.zeros(loss_mask.shape, device=loss_mask.device), loss_mask=torch.zeros_like(loss_mask)
+        )
 
     def add(self, samples: Indices, *, new_log_prob: Tensor, loss_mask: Tensor) -> None:
         """What a micro-batch of these samples showed, each [B_micro, S_resp]; later passes change nothing."""
@@ -31,12 +33,19 @@ class FirstPass:
             self.new_log_prob[list(samples)] = new_log_prob.to(self.new_log_prob)
             self.loss_mask[list(samples)] = loss_mask
 
+    def columns(self, *, mask: bool) -> dict[str, Tensor]:
+        """What others want of it; mask: the loss mask too."""
+        return {"new_log_prob": self.new_log_prob, **({"loss_mask": self.loss_mask} if mask else {})}
+
+
+NAMES = ("tokens", "clip_ratio", "clip_ratio/dual", "entropy", "policy_kl", "ref_kl")
+
 
 @dataclass(slots=True, kw_only=True)
 class Sums:
     """What the update adds up over micro-batches, weighted by tokens where it is a mean over tokens."""
 
-    totals: dict[str, Tensor] = field(default_factory=dict)  # name -> []
+    totals: dict[str, Tensor] = field(default_factory=dict)  # one of NAMES -> []
     ratio_max: Tensor | None = None
     first: FirstPass | None = None  # what the first pass over each sample showed, where somebody wants to know
 
@@ -54,17 +63,16 @@ class Sums:
             means["ref_kl"] = made.kl
         for name, value in means.items():
             self.totals[name] = self.totals.get(name, 0) + torch.where(kept, value, 0).sum()
-        highest = torch.where(kept, made.ratio, 0).max() if kept.numel() else torch.zeros(())
+        highest = torch.where(kept, made.ratio, 0).max() if kept.numel() else torch.zeros((), device=kept.device)
         self.ratio_max = highest if self.ratio_max is None else torch.maximum(self.ratio_max, highest)
 
     def metrics(self, ranks: Ranks = ALONE) -> dict[str, float]:
-        """Means over all tokens that were in the loss, on all data-parallel ranks."""
-        group = ranks.group("dp")
-        if not group.alone and self.ratio_max is not None:
-            self.ratio_max = largest(self.ratio_max, group)
-            added = total(torch.stack([torch.as_tensor(self.totals[name]) for name in sorted(self.totals)]), group)
-            self.totals = dict(zip(sorted(self.totals), added, strict=True))
-        sums = {name: float(value) for name, value in self.totals.items()}
-        tokens = max(sums.pop("tokens", 0.0), 1.0)
-        means = {name: value / tokens for name, value in sums.items()}
-        return means if self.ratio_max is None else means | {"ratio/max": float(self.ratio_max)}
+        """Means over all tokens that were in the loss, on all data-parallel ranks. A pipeline's last stage has seen them."""
+        group, ratio_max = ranks.group("dp"), 0.0 if self.ratio_max is None else float(self.ratio_max)
+        here = [x for name in NAMES for x in (float(self.totals.get(name, 0)), name in self.totals)]
+        seen = sent(torch.tensor([*here, ratio_max], dtype=torch.float64), -1, ranks.group("pp"))
+        sums = total(seen[:-1], group).view(-1, 2).tolist()
+        found = {name: value for name, (value, there) in zip(NAMES, sums, strict=True) if there}
+        tokens = max(found.pop("tokens", 0.0), 1.0)
+        means = {name: value / tokens for name, value in found.items()}
+        return means | ({"ratio/max": float(largest(seen[-1], group))} if found else {})

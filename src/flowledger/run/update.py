@@ -18,7 +18,7 @@ from flowledger.run.batches import Update
 from flowledger.run.batching import Batches, Indices, MiniBatch, without
 from flowledger.run.correction import corrected
 from flowledger.run.parallel import pipeline, schedules, sharded
-from flowledger.run.parallel.collectives import told, total
+from flowledger.run.parallel.collectives import total
 from flowledger.run.parallel.ranks import ALONE, Ranks
 from flowledger.run.parallel.rows import WHOLE, Columns, Rows
 from flowledger.run.sums import FirstPass, Sums
@@ -66,22 +66,22 @@ def update(
             model=model, optimizer=optimizer, config=config, ranks=ranks, kl_coef=kl_coef, batches=batches,
             columns=columns, sums=sums,
         )  # fmt: skip
-    sums = told(sums, ranks.group("pp"))[-1]  # the last stage of a pipeline has seen the losses
-    first = sums.first
     metrics, correction = sums.metrics(ranks), config.algorithm.rollout_correction
-    if first and old_log_prob is not None and correction.active:
-        metrics |= corrected(
-            old_log_prob=rows.whole(first.new_log_prob), rollout_log_prob=rows.whole(old_log_prob),
-            loss_mask=rows.whole(loss_mask), settings=correction, weighted=correction.loss == "reinforce",
-        ).metrics  # fmt: skip
+    seen = first.columns(mask=config.bypasses and bool(correction.rejections)) if first else {}
+    seen = schedules.columns_from_last(seen, ranks)
+    first_log_prob = seen.get("new_log_prob")
+    if first_log_prob is not None and old_log_prob is not None and correction.active:
+        read = {"old_log_prob": first_log_prob, "rollout_log_prob": old_log_prob, "loss_mask": loss_mask}
+        weighted = correction.loss == "reinforce"
+        metrics |= corrected(**rows.whole(read), settings=correction, weighted=weighted).metrics
     return Update(
         policy_loss=torch.stack([step.policy_loss for step in steps]),
         kl_loss=torch.stack([step.kl_loss for step in steps]),
         entropy_loss=torch.stack([step.entropy_loss for step in steps]),
         grad_norm=torch.stack([step.grad_norm for step in steps]),
-        old_log_prob=first.new_log_prob if first and old_log_prob is None else None,
-        first_log_prob=first.new_log_prob if first else None,
-        loss_mask=first.loss_mask if first and config.bypasses and correction.rejections else None,
+        old_log_prob=first_log_prob if old_log_prob is None else None,
+        first_log_prob=first_log_prob,
+        loss_mask=seen.get("loss_mask"),
         metrics=metrics,
     )
 
@@ -143,13 +143,14 @@ def mini_batch(
             model=model, config=config, ranks=ranks, kl_coef=kl_coef, totals=totals, batch=batch, columns=columns,
             sums=sums,
         )  # fmt: skip
-        left = torch.stack([one.loss_mask.any() for one in made]).sum() if made else torch.zeros((), dtype=torch.int64)
-        if not int(total(schedules.from_last(left, ranks), ranks.group("dp"))):
+        each = [torch.cat([one.losses, one.loss_mask.any()[None]]) for one in made]
+        here = torch.stack(each).sum(0) if made else torch.zeros(4, device=ranks.device)
+        *losses, left = total(schedules.from_last(here, ranks), ranks.group("dp"))
+        if not left:
             optimizer.zero_grad(set_to_none=True)
             return None
         grad_norm = optimizer_step(model=model, optimizer=optimizer, ranks=ranks, grad_clip=config.actor.grad_clip)
-    losses = torch.stack([one.losses for one in made]).sum(0) if made else torch.zeros(3)
-    policy_loss, kl_loss, entropy_loss = total(schedules.from_last(losses, ranks), ranks.group("dp"))
+    policy_loss, kl_loss, entropy_loss = losses
     return Step(policy_loss=policy_loss, kl_loss=kl_loss, entropy_loss=entropy_loss, grad_norm=grad_norm)
 
 
@@ -276,24 +277,24 @@ def log_probs(
     ranks: Ranks = ALONE,
     batches: Batches,
     columns: Columns,
-    sum_pi_squared: bool = False,
+    names: Sequence[str] = ("new_log_prob",),
 ) -> dict[str, Tensor]:
-    """new_log_prob and entropy [B_prompt*G, S_resp] without gradient, and sum_pi_squared where asked for.
+    """`names` of what a forward pass says, each [B_prompt*G, S_resp], without gradient.
 
     Micro-batch by micro-batch; 0 for dropped samples.
     """
-    names = ["new_log_prob", "entropy", *(["sum_pi_squared"] if sum_pi_squared else [])]
-    made = {name: torch.zeros(columns["response_mask"].shape) for name in names}
+    where, squares = columns["response_mask"], "sum_pi_squared" in names
+    made = {name: torch.zeros(where.shape, device=where.device) for name in names}
 
     def one(samples: Indices) -> None:
         rows = rows_of(columns, samples)
-        part = log_prob_micro_batch(model=model, config=config, ranks=ranks, sum_pi_squared=sum_pi_squared, **rows)
+        part = log_prob_micro_batch(model=model, config=config, ranks=ranks, sum_pi_squared=squares, **rows)
         for name, tensor in made.items():
             tensor[list(samples)] = getattr(part, name)
 
     for batch in batches.mini_batches:
         schedules.each(one, batch.micro_batches, model=model, config=config, ranks=ranks, columns=columns)
-    return {name: schedules.from_last(tensor, ranks) for name, tensor in made.items()}
+    return schedules.columns_from_last(made, ranks)
 
 
 @torch.no_grad()

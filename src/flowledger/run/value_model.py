@@ -52,13 +52,14 @@ def load_value_model(
     Raises BadInput for a path that is not there, a model that cannot be read, has more than one label or fewer tokens
     than the policy, for one whose values depend on later tokens, and for one that the forward asked for computes wrongly.
     """
+    device = models.device_of(policy.model)
     with models.quiet(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if path == "start":
             model = _with_new_head(_start(policy))
         elif path == "tiny":
             settings = tiny.config(sizes, vocabulary=policy.sizes["V"], pad_id=policy.pad_id)
-            model = _with_new_head(models.settled(transformers.AutoModel.from_config(settings)))
+            model = _with_new_head(models.settled(transformers.AutoModel.from_config(settings), device))
         else:
             model = _from_directory(path, policy)
     model = model.to(next(policy.model.parameters()).dtype).eval().requires_grad_(True)
@@ -108,7 +109,7 @@ def _with_new_head(backbone: nn.Module) -> ValueModel:
     head = nn.Linear(hidden, 1)
     nn.init.normal_(head.weight, std=1 / (hidden + 1))
     nn.init.zeros_(head.bias)
-    return ValueModel(backbone, head)
+    return ValueModel(backbone, head.to(models.device_of(backbone)))
 
 
 def _from_directory(path: str, policy: models.Policy) -> ValueModel:
@@ -123,14 +124,14 @@ def _from_directory(path: str, policy: models.Policy) -> ValueModel:
     head = getattr(made, "score", None) or getattr(made, "classifier", None)
     if not isinstance(head, nn.Module):
         raise BadInput(f"{setting}: no head is known of model type {made.config.model_type!r}; use {KEY} = start")
-    models.settled(made)
+    models.settled(made, models.device_of(policy.model))
     return ValueModel(made.base_model, head)
 
 
 @torch.no_grad()
 def _check(model: ValueModel, vocabulary: int, path: str, *, packed: bool, shared_prompts: bool) -> None:
     """Refuse a model whose values look ahead, and one that the forward of this run would compute wrongly."""
-    ids, mask, positions = forward.probe(vocabulary)
+    ids, mask, positions = forward.probe(vocabulary, models.device_of(model))
 
     def values(ids: Tensor, way: forward.Way) -> Tensor:
         return token_values(

@@ -7,7 +7,7 @@ import torch
 
 from flowledger.config.schema import RunConfig
 from flowledger.flow.errors import BadInput
-from flowledger.run import checkpoints, decode, forward, imports, models, prompts, rewards
+from flowledger.run import checkpoints, decode, device, forward, imports, models, prompts, rewards
 from flowledger.run.algorithms.kl import KlControl
 from flowledger.run.batches import Advantages, Update
 from flowledger.run.critic import Critic, load_critic
@@ -65,7 +65,7 @@ def build(config: RunConfig) -> World:
     """Build a run's world. Raises BadInput for whatever the configuration names and the machine does not have."""
     processes.check(config)
     processes.start()
-    ranks = join(config.mesh)
+    ranks = join(config.mesh, device.chosen(config.device))
     checkpoints.check_room(config)
     abort = _abort_function(config.rollout.abort_function) if config.rollout.abort_function else None
     environment = open_environment(config.rollout, config.data)
@@ -82,7 +82,7 @@ def _build(
 ) -> World:
     torch.manual_seed(config.seed)
     source = prompts.open_source(config.data, seed=config.seed)
-    policy = models.load_policy(config.model, seed=config.seed)
+    policy = models.load_policy(config.model, seed=config.seed, device=ranks.device)
     processes.check_model(config, policy.sizes)
     _check_stop_tokens(config, policy.sizes["V"])
     forward.use_segments(policy.model)

@@ -14,6 +14,7 @@ class Column:
     title: str = ""
     form: str = "text"  # text, shape, bytes, count, number, percent, seconds, milliseconds, flag
     wide: bool = False  # only with --wide (JSON and CSV always have it)
+    sparse: bool = False  # takes no room in a terminal where no row has it
 
     @property
     def heading(self) -> str:

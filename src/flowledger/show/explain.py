@@ -14,7 +14,7 @@ from flowledger.flow.errors import BadInput, folded, nearest
 from flowledger.flow.kinds import KINDS
 from flowledger.flow.stages import Stage, stages
 from flowledger.flow.tensors import Form, Tensor, tensors
-from flowledger.show import explain_sequence
+from flowledger.show import explain_cuts, explain_sequence, explain_words
 from flowledger.show.explain_algorithms import algorithm_words, algorithms_of, facts_of
 from flowledger.show.languages import Language, said
 from flowledger.show.token_columns import MADE_BY_THE_LOSS
@@ -34,14 +34,18 @@ LABELS_ZH = {
     "is": "属于", "formula": "公式", "source": "来源", "chosen_by": "由此选择", "grain": "粒度", "inputs": "输入",
     "to_tokens": "如何落到 token", "needs": "需要", "settings": "相关设置", "surprise": "须知",
     **{aspect: zh for aspect, (_, zh) in ASPECTS.items() if aspect not in ("purpose", "mask")},
+    **explain_cuts.LABELS_ZH,
+    **explain_words.LABELS_ZH,
 }  # fmt: skip
+
+LISTED = {"needs", "algorithms", "axes", *ASPECTS, *explain_cuts.TWO_CUTS}  # a line for each entry
 
 
 def explain_rows(name: str, lang: Language = "en") -> dict[str, Any]:
     """The facts of one word, `what` and `name` first. Raises BadInput with the nearest known word.
 
     A word that is two things (`values` and `advantage` are stage and tensor) gives the tensor; `stage:values` asks for
-    the stage, and `tensor:`, `dim:`, `axis:`, `kind:`, `column:`, `metric:` likewise. `advantage:gpg` asks for the estimator of
+    the stage, and `tensor:`, `dim:`, `axis:`, `scheme:`, `kind:`, `column:`, `metric:`, `word:` likewise. `advantage:gpg` asks for the estimator of
     that name, `policy_loss:gpg` for the loss.
     """
     return meanings(name, lang)[0]
@@ -49,7 +53,9 @@ def explain_rows(name: str, lang: Language = "en") -> dict[str, Any]:
 
 def explain(name: str, lang: Language = "en") -> str:
     """The same facts as text, every meaning of the word one after another. Raises BadInput with the nearest word."""
-    return "\n\n".join("\n".join(_lines(facts, lang)) for facts in meanings(name, lang))
+    found = "\n\n".join("\n".join(_lines(facts, lang)) for facts in meanings(name, lang))
+    several = explain_cuts.several(name.rpartition(":")[2], lang)
+    return found if several is None else f"{several}\n{found}"
 
 
 def meanings(name: str, lang: Language = "en") -> list[dict[str, Any]]:
@@ -71,13 +77,16 @@ def _meanings(name: str, lang: Language) -> list[dict[str, Any]]:
     candidates = (
         ("tensor", tensor and _tensor(tensor, word, lang)),
         ("stage", word in stages() and _stage(stages()[word], lang)),
-        ("axis", word in AXES and _axis(word, lang)),
+        ("axis", word in AXES and _axis(word, word, lang)),
         ("dim", word in SYMBOLS and word not in AXES and _dim(word, lang)),
         ("kind", word in KINDS and _kind(word, lang)),
         ("column", word in MADE_BY_THE_LOSS and _column(word, lang)),
         ("metric", metric and _metric(metric, word, lang)),
         ("comparison", folded(word) == folded(explain_sequence.NAME) and explain_sequence.facts(lang)),
         *((row.what, facts_of(row, word, lang)) for row in algorithms.find(word)),
+        *explain_cuts.facts(word, lang),
+        *explain_words.facts(word, lang),
+        ("axis", word not in AXES and (axis := explain_cuts.axis_of(word)) and _axis(axis, word, lang)),
     )
     return [facts for kind, facts in candidates if facts and asked in (None, kind)]
 
@@ -137,11 +146,12 @@ def _stage(row: Stage, lang: Language) -> dict[str, Any]:
     }
 
 
-def _axis(name: str, lang: Language) -> dict[str, Any]:
+def _axis(name: str, word: str, lang: Language) -> dict[str, Any]:
     cut = {row.name: row.placement_of()[name] for row in tensors().values()}
     return {
         "what": "axis",
         "name": name,
+        "asked": word,
         "meaning": said(*SYMBOLS[name], lang),
         "purpose": said(*CUTS[name], lang),
         "placement": {tensor: placed for tensor, placed in cut.items() if placed != "Replicate()"},
@@ -209,7 +219,7 @@ def _texts(key: str, value: Any, colon: str) -> Iterator[str]:
         yield from (_form_text(form) for form in value)
     elif key == "inputs":
         yield from (f"{one['tensor']}  {one['shape']}" for one in value)
-    elif key in ("needs", "algorithms") or (key in ASPECTS and isinstance(value, dict)):
+    elif isinstance(value, dict) and key in LISTED:
         yield from (
             f"{word}{colon}{text if isinstance(text, str) else ', '.join(text)}" for word, text in value.items()
         )
@@ -247,5 +257,12 @@ def _spelt(word: str) -> str:
 def _words() -> list[str]:
     aliases = [alias for row in tensors().values() for alias in row.aliases]
     columns = [*MADE_BY_THE_LOSS, *(row.token_column for row in tensors().values() if row.token_column)]
-    more = (*aliases, *columns, *algorithm_words(), explain_sequence.NAME)
+    more = (
+        *aliases,
+        *columns,
+        *algorithm_words(),
+        *explain_cuts.words(),
+        *explain_words.words(),
+        explain_sequence.NAME,
+    )
     return [*tensors(), *stages(), *SYMBOLS, *KINDS, *metrics(), *more]

@@ -1,15 +1,15 @@
 """The layout of a run or a plan, as its ledger tells it: mesh, layers, heads, experts, who trained on which sample."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from flowledger.flow.axes import AXES
+from flowledger.flow.axes import DEGREES
 from flowledger.flow.errors import BadInput
-from flowledger.flow.layers import stage_layers
-from flowledger.flow.layout import Layout
+from flowledger.flow.layout import Asked, Layout, find
 from flowledger.flow.mesh import Mesh, mesh
 from flowledger.flow.slices import Slices
+from flowledger.ledger import layout as manifest_layout
+from flowledger.ledger.layout import OWN_LOOP
 from flowledger.ledger.reader import Ledger
 
 
@@ -26,22 +26,28 @@ class Trained:
 def layout(ledger: Ledger, trained: Mapping[int, Trained]) -> Layout:
     """What the manifest says of the job, with the samples as they were dealt; without a recording, chunks of the batch."""
     manifest = ledger.directory.manifest
-    actor, sizes = manifest.config.get("actor") or {}, manifest.bindings
-    engine = actor.get("engine") or {}
-    degrees = engine.get("mesh") or manifest.config.get("mesh") or {}
-    on = mesh_of(ledger)
-    return Layout(
-        on=on, samples=sizes.get("B", 0), heads=sizes.get("A", 0), kv_heads=sizes.get("K", 0), experts=_experts(sizes.get("E", 0), on, degrees),
-        stages=_stages(sizes.get("L", 0), on, degrees.get("vpp") or 1, engine),
-        dealt={sample: one.micro_batch[0] for sample, one in trained.items()},
-        cp_kind="all_to_all" if degrees.get("cp_kind") == "all_to_all" else "ring",
-        sequence_parallel=bool(engine.get("sequence_parallel")),
-    )  # fmt: skip
+    made = manifest_layout.layout(manifest.config, manifest.mesh, manifest.bindings)
+    return replace(made, dealt={sample: one.micro_batch[0] for sample, one in trained.items()})
+
+
+# Framework -> its setting (as its own files name it) that deals samples to dp ranks by length.
+BALANCES = {"verl": "trainer.balance_batch", "slime": "balance_data"}
+
+
+def dealing(ledger: Ledger) -> str | None:
+    """The caveat of a plan, which deals chunks: who trains on a sample once they are balanced. None where they are not."""
+    config = ledger.directory.manifest.config
+    framework = config.get("framework", OWN_LOOP)
+    key = BALANCES.get(framework)
+    if mesh_of(ledger).degree("dp") == 1 or not (framework == OWN_LOOP or (key and (config.get("raw") or {}).get(key))):
+        return None
+    who = f"with {key}" if key else "flowledger deals samples to dp ranks by length, so"
+    return f"before balancing: {who} any dp rank may train it"
 
 
 def mesh_of(ledger: Ledger) -> Mesh:
     """The mesh that trains."""
-    return mesh(**{axis: degree for axis, degree in ledger.directory.manifest.mesh.items() if axis in AXES})
+    return mesh(**{axis: degree for axis, degree in ledger.directory.manifest.mesh.items() if axis in DEGREES})
 
 
 def trained(ledger: Ledger, step: int | None) -> dict[int, Trained]:
@@ -67,18 +73,60 @@ def trained(ledger: Ledger, step: int | None) -> dict[int, Trained]:
     return found
 
 
+def step_of(ledger: Ledger, sample: int | None, step: int | None) -> int | None:
+    """The step whose samples are asked about: `step`, else the last that trained on this sample, or on any (None: none did).
+
+    Raises BadInput, with the steps that trained on the sample, where the one that is asked about did not.
+    """
+    rows = ledger.rows("SELECT DISTINCT step, sample_id FROM samples WHERE trained IS NOT NULL AND step IS NOT NULL")
+    last = max((row["step"] for row in rows), default=None)
+    steps = sorted({row["step"] for row in rows if row["sample_id"] == str(sample)})
+    asked = step if step is not None else steps[-1] if steps else last
+    there = sorted(int(row["sample_id"]) for row in rows if row["step"] == asked and str(row["sample_id"]).isdigit())
+    if sample is None or not there or asked in steps:
+        return asked
+    in_step = "the last step" if step is None else f"step {step}"
+    elsewhere = f"; it was in step {', '.join(map(str, steps))}: use --step {steps[-1]}" if steps else ""
+    raise BadInput(f"sample {sample} was not trained on; {there[0]} to {there[-1]} were, in {in_step}{elsewhere}")
+
+
+def assumed(ledger: Ledger, made: Layout, sample: int) -> dict[int, Trained]:
+    """What a plan takes for the samples of one dp rank: each at its greatest length, dealt in chunks, micro-batches in a row."""
+    manifest = ledger.directory.manifest
+    size, dp = manifest.bindings, made.on.degree("dp")
+    if manifest.level != "plan" or not {"B", "B_mini", "B_micro", "S_prompt", "S_resp"} <= size.keys():
+        return {}
+    # only this loop packs a prompt once for its samples; of a group each dp rank has some (plan/load.py)
+    own = manifest.config.get("framework", OWN_LOOP) == OWN_LOOP
+    at = find(made, Asked(sample=sample))[0].ranks[0]
+    mini, micro = max(1, size["B_mini"] // dp), max(1, size["B_micro"] // dp)
+    return {
+        one: Trained(
+            micro_batch=(made.on.at(at, "dp"), place // mini, place % mini // micro),
+            group=str(place // max(1, size.get("G", 1) // dp)) if own else None, prompt=size["S_prompt"], response=size["S_resp"],
+        )
+        for place, one in enumerate(made.samples_of(at))
+    }  # fmt: skip
+
+
+def assumption(samples: Mapping[int, Trained], sample: int) -> str:
+    """The line that says so."""
+    mine = samples[sample]
+    row = sum(one.micro_batch == mine.micro_batch for one in samples.values())
+    return (
+        f"planned: every sample at its limit of {mine.prompt + mine.response:,} tokens, micro-batches of {row} in a row; "
+        "a run's are shorter"
+    )
+
+
 def row_of(ledger: Ledger, samples: Mapping[int, Trained], sample: int, token: int) -> tuple[Slices, int, int]:
     """(the packed row that a token went through the update in, the place of its sample there, the token's place in that).
 
     Where neighbours share a prompt, its tokens belong to the first of them. Raises BadInput for a token not there, and
-    where no sample was recorded.
+    where no sample was recorded. `samples` has this one where it has any.
     """
     if not samples:
         raise BadInput(f"--token {token}: no sample was recorded here, so where tokens went is not known")
-    if sample not in samples:
-        raise BadInput(
-            f"--token {token}: sample {sample} was not trained on in this step, so where its tokens went is not known"
-        )
     mine, config = samples[sample], ledger.directory.manifest.config
     if not 0 <= token < mine.prompt + mine.response:
         raise BadInput(f"token {token} is not there; sample {sample} has 0 to {mine.prompt + mine.response - 1}")
@@ -122,15 +170,3 @@ def _leader(samples: Mapping[int, Trained], row: list[int], sample: int) -> int:
     ):
         place -= 1
     return row[place]
-
-
-def _experts(experts: int, on: Mesh, degrees: Mapping[str, Any]) -> int:
-    """0, not known, where a framework deals experts to ranks in another way than along `ep` of this mesh."""
-    return experts if degrees.get("ep", on.degree("ep")) == on.degree("ep") else 0
-
-
-def _stages(layers: int, on: Mesh, vpp: int, engine: Mapping[str, Any]) -> tuple[tuple[int, ...], ...]:
-    if not layers:
-        return ()
-    first, last = engine.get("layers_in_first_stage"), engine.get("layers_in_last_stage")
-    return stage_layers(layers, on.degree("pp"), vpp, first, last, tuple(engine.get("layers_in_stages") or ()))

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flowledger.flow.axes import DENSE
 from flowledger.flow.errors import BadInput
 from flowledger.flow.layout import Asked, Found, Layout, find
 from flowledger.flow.mesh import Mesh
@@ -17,7 +16,6 @@ from flowledger.show import layout as ledger_layout
 from flowledger.show.columns import Column, Rows, Table
 
 MOST_RANKS = 32  # that are listed one by one
-LONG = 24  # characters of a list of ranks that fits a line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,32 +43,52 @@ class Question:
 def mesh_table(
     ledger: Ledger, *, step: int | None = None, stage: str | None = None, question: Question | None = None
 ) -> Table:
-    """The map, or who holds one element of it. `step`: whose samples; None: the last one that was trained on.
+    """The map, or who holds one element of it. `step`: whose samples; None: the last that trained on the sample asked for, or on any.
 
     Raises BadInput for what the job does not have, and for a token without its sample.
     """
     if stage is not None:
         raise BadInput("--stage does not apply to mesh: it is the same in every stage that trains; leave it out")
+    step = ledger_layout.step_of(ledger, question.sample if question else None, step)
     trained = ledger_layout.trained(ledger, step)
     made = ledger_layout.layout(ledger, trained)
     hosts = _hosts(ledger)
     if question is None or not question.named:
-        rows = _map(made, hosts)
+        rows = _map(made, hosts, ledger.directory.manifest.rank_classes)
         return Table("mesh", ledger.run, _columns(made, hosts, rows), rows)
-    asked = question.asked
+    sizes = ledger.directory.manifest.bindings
+    if question.expert is not None and "L" in sizes and "E" not in sizes:  # a size of every model, and one of some
+        raise BadInput(f"expert {question.expert} is not there: the model has no experts")
+    asked, notes = question.asked, list[str]()
+    if question.sample is not None and not trained:
+        notes += filter(None, [ledger_layout.dealing(ledger)])
     if question.sample is not None and question.token is not None:
-        row, place, token = ledger_layout.row_of(ledger, trained, question.sample, question.token)
+        samples = trained or ledger_layout.assumed(ledger, made, question.sample)
+        row, place, token = ledger_layout.row_of(ledger, samples, question.sample, question.token)
         asked = replace(asked, row=row, place=place, token=token)
+        notes += [] if trained else [ledger_layout.assumption(samples, question.sample)]
     rows = [row for found in find(made, asked) for row in _holding(made, hosts, found)]
-    columns = (Column("where"), Column("index", form="count"), *_columns(made, hosts, rows))
-    return Table("mesh", ledger.run, columns, rows, summary={"asked": question.named})
+    columns = (Column("where"), Column("index", form="count", sparse=True), *_columns(made, hosts, rows))
+    whose = {} if question.sample is None or not trained else {"step": step}
+    return Table(
+        "mesh",
+        ledger.run,
+        columns,
+        rows,
+        summary={"asked": question.named, **whose, **({"notes": notes} if notes else {})},
+    )
 
 
-def _map(made: Layout, hosts: Mapping[int, tuple[str, str]]) -> Rows:
+def _map(made: Layout, hosts: Mapping[int, tuple[str, str]], named: Mapping[str, Sequence[int]]) -> Rows:
+    """`named`: the classes of the manifest, where it has them."""
     classes = classes_of(made)
     if made.on.size > MOST_RANKS:
         return [_row(made, hosts, one.ranks(made.on), one.name) for one in classes]
-    return [_row(made, hosts, (rank,), _class_name(classes, made.on, rank)) for rank in range(made.on.size)]
+    names = {rank: name for name, ranks in named.items() for rank in ranks}
+    return [
+        _row(made, hosts, (rank,), names.get(rank) or _class_name(classes, made.on, rank))
+        for rank in range(made.on.size)
+    ]
 
 
 def classes_of(made: Layout) -> tuple[RankClass, ...]:
@@ -91,7 +109,7 @@ def _row(made: Layout, hosts: Mapping[int, tuple[str, str]], ranks: Sequence[int
     """What these ranks have, and where they stand: `16 each` where every one has others."""
     first, on = ranks[0], made.on
     mine, total = made.samples_of(first), len(made.dealt) or made.samples
-    where = {axis: sorted({on.at(rank, axis) for rank in ranks}) for axis in (*DENSE, "ep")}
+    where = {axis: sorted({on.at(rank, axis) for rank in ranks}) for axis, _ in on.degrees}
     recorded = [hosts[rank] for rank in ranks if rank in hosts]
 
     def of(numbers: Sequence[int], axis: str) -> str:
@@ -107,20 +125,19 @@ def _row(made: Layout, hosts: Mapping[int, tuple[str, str]], ranks: Sequence[int
 
 
 def _columns(made: Layout, hosts: Mapping[int, tuple[str, str]], rows: Rows) -> tuple[Column, ...]:
-    """Axes of degree 1, what nothing is known of, and lists of ranks that no line holds: only with --wide."""
+    """Axes of degree 1, and what nothing is known of: only with --wide. `ranks` goes over several lines where it is long."""
     on = made.on
     classes = any(row["rank_count"] > 1 for row in rows)
-    long = any(len(row["ranks"]) > LONG for row in rows)
-    axes = [Column(axis, wide=on.degree(axis) == 1) for axis in (*DENSE, "ep")]
+    axes = [Column(axis, wide=degree == 1) for axis, degree in on.degrees]
     hosts_differ = len({host for host, _ in hosts.values()}) > 1
     return (
-        Column("first_rank", "from rank", "count", wide=not long),
-        Column("ranks", "ranks" if classes else "rank", wide=long),
+        Column("first_rank", "from rank", "count", wide=True),
+        Column("ranks", "ranks" if classes else "rank"),
         Column("rank_count", "how many", "count", wide=not classes), *axes,
         Column("host", wide=not hosts_differ), Column("device", wide=True),
         Column("layers", wide=not made.stages), Column("heads", wide=not made.heads),
         Column("kv_heads", "kv heads", wide=not made.kv_heads), Column("experts", wide=not made.experts),
-        Column("samples", form="count"), Column("share", "of the batch", "percent"),
+        Column("samples", "samples in step", "count"), Column("share", "of batch", "percent"),
         Column("rank_class", "class", wide=True),  # the columns of the axes say it
     )  # fmt: skip
 

@@ -26,6 +26,7 @@ SHORT = {
     "temporary": "temp",
     "residue": "resid",
 }
+OWN_LOOP = "flowledger"  # the framework of this project's own loop
 MOST_NAMED = 6  # checks that lack an input, by name beneath the table
 TABLES = ("chain", "checks", "memory", "shapes", "lifetimes")
 DEFAULT = ("chain", "checks", "memory")
@@ -129,7 +130,7 @@ def _head(document: Document) -> Text:
         if summary["parameters"] >= 1e7
         else f"{summary['parameters']:,} parameters"
     )
-    device = f"{summary['world']} × {summary['gpu'] or ('CPU process' if summary['framework'] == 'flowledger' else 'GPU (not named)')}"
+    device = f"{summary['world']} × {summary['gpu'] or ('CPU process' if summary['framework'] == OWN_LOOP else 'GPU (not named)')}"
     return Text.assemble(
         ("plan ", "bold"),
         (document["run"], "bold cyan"),
@@ -188,8 +189,9 @@ def _fullest(rows: Any) -> dict[str, dict[str, Any]]:
 
 def _shapes(document: Document, screen: Console, wide: bool) -> None:
     rows = document["shapes"] if wide else _narrow(document["shapes"])
+    held = _held(document["shapes"])
     drawn = [
-        row | {"place": "/".join(filter(None, (row["stage"], row["phase"]))), "dims": (row["dims"] or "").strip("[] "), **NOT_OBSERVED}
+        row | {"held_by": held[*_form(row), row["owner_rank"]], "place": "/".join(filter(None, (row["stage"], row["phase"]))), "dims": (row["dims"] or "").strip("[] "), **NOT_OBSERVED}
         for row in rows
     ]  # fmt: skip
     terminal.draw(Table("shapes", document["run"], SHAPES, drawn, section="place"), screen, wide=wide)
@@ -202,8 +204,24 @@ def _narrow(rows: Rows) -> Rows:
     """One line a tensor, place and form: on the first rank that has it, once for all layers, read and written alike."""
     found: dict[tuple[Any, ...], dict[str, Any]] = {}
     for row in rows:
-        found.setdefault((row["stage"], row["phase"], row["tensor_name"], row["dims"]), row)
+        found.setdefault(_form(row), row)
     return list(found.values())
+
+
+def _form(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return row["stage"], row["phase"], row["tensor_name"], row["dims"]
+
+
+def _held(rows: Rows) -> dict[tuple[Any, ...], int]:
+    """Tensor, place, form and owner ranks -> how many ranks hold it (of one that comes layer by layer, a layer)."""
+    classes = {(*_form(row), row["owner_rank"], row["layer"], row["rank"]): row["rank_count"] or 1 for row in rows}
+    layers: dict[tuple[Any, ...], int] = {}
+    for (*layer, _), count in classes.items():
+        layers[tuple(layer)] = layers.get(tuple(layer), 0) + count
+    found: dict[tuple[Any, ...], int] = {}
+    for (*held, _), count in layers.items():
+        found[tuple(held)] = min(count, found.get(tuple(held), count))
+    return found
 
 
 def _lifetimes(document: Document, screen: Console, wide: bool) -> None:
@@ -294,10 +312,8 @@ def _starts(summary: Mapping[str, Any], screen: Console) -> None:
 
 def _fits(summary: Mapping[str, Any], screen: Console, *, asked: bool) -> None:
     if summary["limit"] is None:
-        screen.print(
-            "no device is named: --gpu holds the peak against its memory, and sizes an engine's KV pool (80 GiB until then)",
-            style="dim",
-        )
+        pool = "" if summary["framework"] == OWN_LOOP else ", and sizes an engine's KV pool (80 GiB until then)"
+        screen.print(f"no device is named: --gpu holds the peak against its memory{pool}", style="dim")
         return
     free = abs(summary["free"])
     if summary["fits"]:

@@ -1,7 +1,7 @@
 """What a run ends with: the three ledgers, the stages, one sample's passport; and the same as one HTML file."""
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from html import escape
@@ -99,18 +99,16 @@ def _as_html(fill: Callable[[Console], None]) -> str:
 def conclude(ledger: Ledger, screen: Console) -> None:
     """The findings in a line each where they are not a pass, the recorder's own cost, and where to look next."""
     findings = ledger.rows(
-        "SELECT id, verdict, message, needs FROM findings WHERE source <> 'plan' ORDER BY position, id"
+        "SELECT id, \"order\", verdict, message, needs FROM findings WHERE source <> 'plan' ORDER BY position, id"
     )
     for row in findings:
         if row["verdict"] != "pass":
             needs = f" (needs {', '.join(row['needs'])})" if row["needs"] else ""
             screen.print(f"{row['verdict']}: {row['message']}{needs}", markup=False)
-    counts = {
-        verdict: sum(row["verdict"] == verdict for row in findings) for verdict in ("pass", "warn", "fail", "skipped")
-    }
-    said = {"pass": "hold", "warn": "warn", "fail": "broken", "skipped": "not checked"}
-    laws = ", ".join(f"{n} {said[verdict]}" for verdict, n in counts.items() if n)
-    screen.print(f"laws: {laws}; run {ledger.directory.state}")
+    laws = _counted([row["verdict"] for row in findings if row["order"] == "laws"], LAWS)
+    others = _counted([row["verdict"] for row in findings if row["order"] != "laws"], OTHERS)
+    parts = [f"laws: {laws}" if laws else "", f"other findings: {others}" if others else ""]
+    screen.print("; ".join([*filter(None, parts), f"run {ledger.directory.state}"]))
     screen.print(own_cost(ledger))
     where = ledger.directory.path
     screen.print(
@@ -118,8 +116,17 @@ def conclude(ledger: Ledger, screen: Console) -> None:
     )
 
 
+# Verdict -> what is said of so many.
+LAWS = {"pass": "hold", "fail": "broken", "skipped": "not checked"}
+OTHERS = {"fail": "failed", "warn": "to look at", "skipped": "not checked"}
+
+
+def _counted(verdicts: Sequence[str], said: Mapping[str, str]) -> str:
+    return ", ".join(f"{n} {word}" for verdict, word in said.items() if (n := verdicts.count(verdict)))
+
+
 def own_cost(ledger: Ledger) -> str:
-    """The recorder's own figures: CPU seconds and their share of the steps, watched ones apart; rows, bytes, drops."""
+    """The recorder's own figures: CPU seconds of all ranks, and their share of the ranks' steps, watched ones apart; rows, bytes, drops."""
     totals = ledger.directory.manifest.recorder
     steps = ledger.rows(
         "WITH own AS (SELECT step, value - coalesce(lag(value) OVER (ORDER BY step), 0) AS cpu FROM metrics_by_step "
@@ -127,12 +134,14 @@ def own_cost(ledger: Ledger) -> str:
         "SELECT step IN (SELECT step FROM memory WHERE instant = 'peak' AND source <> 'plan') AS watched, count(*) AS n, "
         "sum(cpu) AS cpu, sum(seconds) AS seconds FROM own JOIN step_seconds USING (step) GROUP BY watched ORDER BY watched"
     )
+    (ranks,) = ledger.rows("SELECT count(DISTINCT process) AS n FROM metrics WHERE name = 'recorder/cpu_s'")
     shares = ", ".join(
         f"{row['cpu']:.2f} s CPU in {row['n']} step{'s' * (row['n'] > 1)}{' watched operator by operator' * row['watched']} "
-        f"({row['cpu'] / row['seconds']:.2%})"
+        f"({row['cpu'] / row['seconds'] / ranks['n']:.2%})"
         for row in steps
     )
+    dropped = f", {totals['dropped']:,} dropped" if "dropped" in totals else ""  # where ranks died, nobody knows
     return (
         f"recorder: {shares or 'no step measured'}; {totals.get('rows', 0):,} rows, "
-        f"{totals.get('bytes', 0) / 2**20:.1f} MiB, {totals.get('dropped', 0):,} dropped"
+        f"{totals.get('bytes', 0) / 2**20:.1f} MiB{dropped}"
     )

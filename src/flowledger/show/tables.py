@@ -3,7 +3,9 @@
 A table's rows carry the ledger's own column names, so that JSON, CSV and terminal say the same.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from flowledger.flow.errors import BadInput, nearest
@@ -22,7 +24,10 @@ class Spec:
     section: str | None = None
     has_step: bool = True
     has_stage: bool = True
+    has_phase: bool = False
 
+
+LONGEST_WAITS = 3
 
 _KINDS = ("param", "grad", "optimizer", "activation", "kv_cache", "comm_buffer", "temporary", "batch", "residue")
 _SHORT = {
@@ -54,21 +59,21 @@ TABLES: dict[str, Spec] = {
             Column("ranks", form="count", wide=True), Column("accesses", form="count", wide=True),
             Column("common_bug_zh", wide=True),
         ),
-        section="place", has_step=False,
+        section="place", has_step=False, has_phase=True,
     ),
     "memory": Spec(
         "FROM memory_by_stage",
         (
-            Column("step", form="count"), Column("stage"), Column("instant", "at"),
+            Column("step", form="count"), Column("stage"), Column("instant", "at"), Column("rank", form="count", wide=True),
             *(Column(kind, _SHORT.get(kind, kind), "bytes") for kind in _KINDS),
             Column("known", "live", "bytes"), Column("allocated", "alloc", "bytes"), Column("reserved", "resv", "bytes"),
             Column("fragmentation", "frag", "percent"),
-            Column("phase", wide=True), Column("rank", form="count", wide=True),
+            Column("phase", wide=True),
             Column("micro_batch", form="count", wide=True),
             Column("peak_since_stage", "peak", "bytes", wide=True), Column("device_used", form="bytes", wide=True),
             Column("host_used", form="bytes", wide=True), Column("limit", form="bytes", wide=True),
         ),
-        section="step",
+        section="step", has_phase=True,
     ),
     "lifetimes": Spec(
         "FROM lifetimes_at({step})",
@@ -87,7 +92,8 @@ TABLES: dict[str, Spec] = {
         "FROM stages",
         (
             Column("step", form="count"), Column("stage"), Column("seconds", "time", "seconds"),
-            Column("share", form="percent"),
+            Column("share", form="percent"), Column("slowest_rank", "slowest rank", "count", sparse=True),
+            Column("waited_seconds", "waited", "seconds", sparse=True),
             Column("tokens_logical", "logical tokens", "count"), Column("tokens_valid", "valid", "count"),
             Column("tokens_computed", "computed", "count"), Column("tokens_per_s", "valid/s", "count"),
             Column("peak_bytes", "peak", "bytes"), Column("role", wide=True), Column("calls", form="count", wide=True),
@@ -102,7 +108,8 @@ TABLES: dict[str, Spec] = {
             Column("samples", form="count"), Column("tokens", form="count"),
             Column("length_squares", "Σlen²", "count"), Column("longest", form="count"),
             Column("micro_batches", "micro-batches", "count"), Column("seconds", "time", "seconds"),
-            Column("comm_seconds", "in collectives", "seconds"), Column("process", wide=True),
+            Column("comm_seconds", "in collectives", "seconds"), Column("waited_seconds", "waited", "seconds"),
+            Column("waited_for", "for rank", "count"), Column("process", wide=True),
         ),
         section="step", has_step=False,
     ),
@@ -155,20 +162,69 @@ def table(ledger: Ledger, name: str, *, step: int | None = None, stage: str | No
         known = (*TABLES, "mesh")  # which `show.mesh` makes
         raise BadInput(f"no table is called {name!r}; there are {', '.join(known)}{nearest(name, known)}")
     spec = TABLES[name]
-    if stage is not None:
-        known_stage(stage)
-        if not spec.has_stage:
-            raise BadInput(f"--stage does not apply to {name}: its rows span stages; leave it out")
+    place = _place(name, spec, stage)
     if step is not None:
         _check_step(ledger, step)
-    rows = _shown_source(ledger.rows(*_query(spec, step, stage)))
-    summary = _memory_summary(ledger, step) if name == "memory" else {}
-    return Table(name, ledger.run, spec.columns, rows, spec.section, summary)
+    rows = _shown_source(ledger.rows(*_query(spec, step, place)))
+    columns = spec.columns
+    if name == "shapes":
+        _held_by(ledger, rows)
+    if name == "memory":
+        rows = _rank_by_rank(rows)
+        several = len({row["rank"] for row in rows}) > 1
+        columns = tuple(replace(one, wide=one.wide and not (several and one.name == "rank")) for one in columns)
+    summary = _SUMMARIES[name](ledger, step, place[0]) if name in _SUMMARIES else {}
+    return Table(name, ledger.run, columns, rows, spec.section, summary)
 
 
-def _query(spec: Spec, step: int | None, stage: str | None) -> tuple[str, list[Any]]:
+def _place(name: str, spec: Spec, stage: str | None) -> tuple[str | None, str | None]:
+    """Stage and phase of `update_actor/forward`. Raises BadInput for those that there are not, or not in this table."""
+    if stage is None:
+        return None, None
+    of, slash, phase = stage.partition("/")
+    known = known_stage(of)
+    if not spec.has_stage:
+        raise BadInput(f"--stage does not apply to {name}: its rows span stages; leave it out")
+    if not slash:
+        return of, None
+    if phase not in known.phases:
+        there = f"it has {', '.join(known.phases)}" if known.phases else "it has none"
+        raise BadInput(f"--stage {stage}: {of} has no phase {phase!r}; {there}{nearest(phase, known.phases)}")
+    if not spec.has_phase:
+        raise BadInput(f"--stage {stage}: {name} has whole stages only; use --stage {of}")
+    return of, phase
+
+
+def _held_by(ledger: Ledger, rows: Rows) -> None:
+    """How many ranks hold each tensor; of one that comes layer by layer, a layer. A plan has a row for the first rank of a class."""
+    key = ("source", "stage", "phase", "tensor_name", "dims", "owner_rank")
+    named = ", ".join(key)
+    seen = ledger.rows(
+        f"WITH classes AS (SELECT {named}, layer, rank, max(CASE source WHEN 'plan' THEN rank_count ELSE 1 END) AS ranks "
+        f"FROM accesses GROUP BY ALL), layers AS (SELECT {named}, layer, sum(ranks) AS ranks FROM classes GROUP BY ALL) "
+        f"SELECT {named}, min(ranks) AS ranks FROM layers GROUP BY ALL"
+    )  # fmt: skip
+    held = {tuple(row[name] for name in key): int(row["ranks"] or 0) for row in seen}
+    for row in rows:
+        row["held_by"] = held.get(tuple(row[name] for name in key))
+
+
+def _rank_by_rank(rows: Rows) -> Rows:
+    """The readings of one instant side by side, a rank after another: the view has them by time."""
+    instants = ("begin", "peak", "end")
+
+    def order(row: dict[str, Any]) -> tuple[int, int]:
+        return instants.index(row["instant"]) if row["instant"] in instants else 1, -1 if row["rank"] is None else row[
+            "rank"
+        ]
+
+    places = groupby(rows, key=lambda row: (row["step"], row["stage"], row["phase"]))
+    return [row for _, beside in places for row in sorted(beside, key=order)]
+
+
+def _query(spec: Spec, step: int | None, place: tuple[str | None, str | None]) -> tuple[str, list[Any]]:
     view = spec.view.format(step="NULL" if step is None else int(step))
-    conditions = {"step = ?": step if spec.has_step else None, "stage = ?": stage}
+    conditions = {"step = ?": step if spec.has_step else None, "stage = ?": place[0], "phase = ?": place[1]}
     used = {text: value for text, value in conditions.items() if value is not None}
     where = f" WHERE {' AND '.join(used)}" if used else ""
     return f"FROM ({view}){where}", list(used.values())
@@ -188,7 +244,7 @@ def _check_step(ledger: Ledger, step: int) -> None:
         raise BadInput(f"run {ledger.run} has no step {step}; {there}")
 
 
-def _memory_summary(ledger: Ledger, step: int | None) -> dict[str, Any]:
+def _memory_summary(ledger: Ledger, step: int | None, _stage: str | None) -> dict[str, Any]:
     """The run's highest peak with what it was made of, and the rough estimates beside what was measured."""
     peaks = _shown_source(ledger.rows("FROM peaks WHERE ?::BIGINT IS NULL OR step = ?", [step, step]))
     if not peaks:
@@ -204,3 +260,21 @@ def _memory_summary(ledger: Ledger, step: int | None) -> dict[str, Any]:
         "allocator": readings[0] if readings else None,
         "estimates": [] if highest["source"] == "plan" else estimates(ledger, highest, step=step),
     }
+
+
+def _balance_summary(ledger: Ledger, step: int | None, stage: str | None) -> dict[str, Any]:
+    """The longest waits: who waited in which collective, for which rank, and where that one was. `seconds`: of the rank that waited most."""
+    waits = ledger.rows(
+        'WITH mine AS (SELECT step, stage, comm_type, "group", last_rank, last_stage, rank, sum(seconds) AS seconds '
+        "FROM waited WHERE (?::BIGINT IS NULL OR step = ?) AND (?::VARCHAR IS NULL OR ? IN (stage, last_stage)) GROUP BY ALL) "
+        "SELECT * EXCLUDE (rank, seconds), list(rank ORDER BY rank) AS ranks, max(seconds) AS seconds "
+        f"FROM mine GROUP BY ALL ORDER BY seconds DESC, step, last_rank LIMIT {LONGEST_WAITS}",
+        [step, step, stage, stage],
+    )
+    return {"waits": waits} if waits else {}
+
+
+_SUMMARIES: dict[str, Callable[[Ledger, int | None, str | None], dict[str, Any]]] = {
+    "memory": _memory_summary,
+    "balance": _balance_summary,
+}

@@ -1,7 +1,6 @@
 """Tables drawn for a terminal: readable at 100 columns, grouped, with what matters beneath."""
 
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,38 +9,17 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from flowledger.flow.rank_classes import count_of
 from flowledger.show.columns import Column, Table
-from flowledger.show.words import ABSENT, NUMERIC, harmless, human_bytes, human_number, human_shape, written
+from flowledger.show.fitting import ROOMY, WRAPPED, fitted, is_cramped, print_whole, widths_of
+from flowledger.show.memory_lines import peak_and_estimates, place
+from flowledger.show.words import ABSENT, NUMERIC, harmless, human_number, human_shape, written
 
 PIPED_WIDTH = 160  # columns where nobody looks: a file, a pipe
-ROOMY = 150  # from this width on, long sentences stand in the table itself
 MOST_ROWS = 400
 MOST_STEPS = 3  # sections of a step, unless a step is asked for
-WRAPPED = frozenset({
-    ("shapes", "logical_shape"), ("shapes", "common_bug"), ("lifetimes", "readers"), ("findings", "message"),
-    ("findings", "next_step"), ("plan_chain", "quantity"), ("plan_chain", "key"), ("plan_chain", "arithmetic"),
-    ("plan_checks", "message"), ("plan_checks", "needs"), ("plan_lifetimes", "readers"), ("plan_advice", "key"), ("plan_advice", "costs"),
-    ("plan_largest", "what"), ("plan_largest", "key"),
-})  # fmt: skip
-# Widths where a terminal is narrower than ROOMY: what does not fit goes on in the next line, so that nothing is lost.
-NARROW: dict[tuple[str, str], int] = {
-    ("shapes", "stage"): 12, ("shapes", "tensor_name"): 19, ("shapes", "logical_shape"): 14, ("shapes", "local_shape"): 9,
-    ("shapes", "mask"): 14, ("shapes", "owner_rank"): 5, ("shapes", "lifetime"): 11, ("shapes", "common_bug"): 6,
-    ("memory", "stage"): 13, ("memory", "instant"): 5,
-    ("lifetimes", "born_at"): 13, ("lifetimes", "tensor_name"): 19, ("lifetimes", "readers"): 14, ("lifetimes", "freed_at"): 14, ("lifetimes", "declared_freed_by"): 12,
-    ("lifetimes", "lifetime"): 11, ("plan_chain", "key"): 18,
-    ("plan_lifetimes", "born_at"): 12, ("plan_lifetimes", "tensor_name"): 17, ("plan_lifetimes", "readers"): 13,
-    ("plan_lifetimes", "freed_at"): 12, ("plan_lifetimes", "lifetime"): 11,
-    ("plan_advice", "key"): 18, ("plan_advice", "before"): 8, ("plan_advice", "after"): 8, ("plan_advice", "peak_stage"): 8,
-    ("plan_largest", "key"): 22,
-}  # fmt: skip
-SPACIOUS = 125  # from this width on, these columns get more
-SPACIOUS_WIDTHS = {
-    ("shapes", "logical_shape"): 32, ("shapes", "local_shape"): 16, ("plan_chain", "key"): 34,
-    ("plan_lifetimes", "born_at"): 21, ("plan_lifetimes", "tensor_name"): 19, ("plan_lifetimes", "readers"): 32,
-    ("plan_lifetimes", "freed_at"): 21, ("plan_advice", "key"): 36, ("plan_advice", "peak_stage"): 12,
-    ("plan_largest", "key"): 58,
-}  # fmt: skip
+ABBREVIATED = 999.5  # bytes from which a size is written with a letter
+MOST_RANKS = 8  # that a sentence names one by one
 BARS = "▁▂▃▄▅▆▇█"
 
 Row = Mapping[str, Any]
@@ -67,9 +45,13 @@ def draw(table: Table, screen: Console, *, wide: bool = False) -> None:
     if table.name == "memory" and not wide:  # a stage begins as the one before it ended
         rows = [row for row in rows if row["instant"] != "begin"]
     columns = _columns(table, rows, screen, wide)
-    grid = _grid(table, columns, rows[:MOST_ROWS], screen)
-    _fill(grid, table, columns, rows[:MOST_ROWS], screen)
-    screen.print(grid)
+    if title := TITLES.get(table.name):
+        title(table, screen)
+    grid = _filled(table, columns, rows[:MOST_ROWS], screen, wide=wide)
+    if wide:
+        print_whole(grid, screen)
+    else:
+        screen.print(grid)
     if {row.get("step") for row in rows} != {row.get("step") for row in table.rows}:
         screen.print(f"earlier steps are left out; --step N shows one, --json all {len(table.rows)} rows", style="dim")
     if len(rows) > MOST_ROWS:
@@ -78,16 +60,24 @@ def draw(table: Table, screen: Console, *, wide: bool = False) -> None:
         )
     if beneath := BENEATH.get(table.name):
         beneath(table, screen, columns)
+    if _abbreviated(columns, rows):
+        screen.print("sizes in bytes: K, M, G, T are KiB, MiB, GiB, TiB (powers of 1024)", style="dim")
 
 
 def draw_result(names: Sequence[str], rows: Sequence[Sequence[Any]], screen: Console) -> None:
     """Print what a query gave; text from a run is printed as it is, never read as markup."""
     grid = Grid(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), header_style="bold", pad_edge=False)
+    if not rows:
+        screen.print(Text(f"no rows; the columns are {', '.join(map(harmless, names))}"))
+        return
     for name in names:
         grid.add_column(Text(name))
     for row in rows[:MOST_ROWS]:
         grid.add_row(*(Text(ABSENT if value is None else harmless(str(value))) for value in row))
-    screen.print(grid)
+    if is_cramped(grid, screen):
+        print_whole(grid, screen)
+    else:
+        screen.print(grid)
     if len(rows) > MOST_ROWS:
         screen.print(f"{len(rows) - MOST_ROWS} more rows; --csv or --json has all", style="dim")
 
@@ -120,76 +110,71 @@ def _columns(table: Table, rows: list[Any], screen: Console, wide: bool) -> list
     if table.name == "findings" and screen.width < ROOMY:  # JSON and CSV have them; here the message needs the room
         hidden |= {"severity", "order", "position", "scope", "evidence", "fix", "confidence"}
     shown = [column for column in table.columns if column.name not in hidden and (wide or not column.wide)]
-    return [c for c in shown if not c.wide or any(row.get(c.name) is not None for row in rows)]
+    return [c for c in shown if not (c.wide or c.sparse) or any(row.get(c.name) is not None for row in rows)]
 
 
-def _grid(table: Table, columns: list[Column], rows: list[Any], screen: Console) -> Grid:
-    """Numbers are never cut, sentences wrap, names are cut last."""
-    narrow = not _roomy(screen, columns)
+def _abbreviated(columns: list[Column], rows: list[Any]) -> bool:
+    """Whether a size stands in the table that is not written out."""
+    sizes = [column.name for column in columns if column.form == "bytes"]
+    return any(abs(row.get(name) or 0) >= ABBREVIATED for row in rows for name in sizes)
+
+
+def _filled(table: Table, columns: list[Column], rows: list[Any], screen: Console, *, wide: bool) -> Grid:
+    """Numbers are never cut, sentences wrap, names are cut last; `wide`: nothing is squeezed."""
+    roomy = _roomy(screen, columns)
+    narrow = not roomy and not wide
+    cells = [[_cell(table, column, row, roomy=roomy) for column in columns] for row in rows]
+    if table.section and table.section != "step":
+        for line, row in zip(cells, rows, strict=True):
+            line[0] = Text(str(row[table.section] or "(outside a stage)"), style="bold cyan")
     grid = Grid(box=SIMPLE_HEAD, padding=(0, 0 if narrow else 1, 0, 0), header_style="bold", pad_edge=False)
-    for column in columns:
-        long = (table.name, column.name) in WRAPPED
-        number = column.form in NUMERIC
-        width = _width(table, column, screen) if narrow else None
-        whole = number or (table.name == "log" and column.form == "shape")
-        grid.add_column(
-            _heading(column, folded=narrow and screen.width < ROOMY),
-            justify="right" if number else "left",
-            no_wrap=not (long or width),
-            overflow="fold" if long or width else "ellipsis",
-            width=width,
-            min_width=width or 18 if long else _longest(column, rows) if whole else None,
-        )
+    widths = widths_of(table, columns, cells, screen) if narrow else [None] * len(columns)
+    for column, width in zip(columns, widths, strict=True):
+        _add_column(grid, table, column, rows, width, folded=narrow and screen.width < ROOMY)
+    _fill(grid, table, rows, [list(map(fitted, line, widths)) for line in cells])
     return grid
 
 
-def _width(table: Table, column: Column, screen: Console) -> int | None:
-    widths = NARROW | SPACIOUS_WIDTHS if screen.width >= SPACIOUS else NARROW
-    return widths.get((table.name, column.name))
-
-
-def folded(name: str, width: int) -> str:
-    """A long name over several lines, broken behind `.`, `/` or `_` rather than in the middle of a word."""
-    lines = [""]
-    for piece in re.split(r"(?<=[./_=])", name):
-        if lines[-1] and len(lines[-1]) + len(piece) > width:
-            lines.append("")
-        lines[-1] += piece
-    return "\n".join(lines)
+def _add_column(grid: Grid, table: Table, column: Column, rows: list[Any], width: int | None, *, folded: bool) -> None:
+    long, number = (table.name, column.name) in WRAPPED, column.form in NUMERIC
+    whole = number or (table.name == "log" and column.form == "shape")
+    grid.add_column(
+        _heading(column, folded=folded, lines=3 if width else 2),
+        justify="right" if number else "left",
+        no_wrap=not (long or width),
+        overflow="fold" if long or width else "ellipsis",
+        width=width,
+        min_width=width or min(18, _longest(column, rows)) if long else _longest(column, rows) if whole else None,
+    )
 
 
 def _longest(column: Column, rows: list[Any]) -> int:
     return max((len(written(row.get(column.name), column.form)) for row in rows), default=0)
 
 
-def _heading(column: Column, *, folded: bool) -> str:
+def _heading(column: Column, *, folded: bool, lines: int) -> str:
+    """A word a line in a narrow column; in one that is as wide as what it holds, two lines, as equal as they can be."""
     text = column.heading
-    return text.replace(" / ", "/\n").replace(" ", "\n") if folded else text
+    if not folded or " / " in text or lines > 2:
+        return text.replace(" / ", "/\n").replace(" ", "\n") if folded else text
+    words = text.split()
+    ways = ([" ".join(words[:at]), " ".join(words[at:])] for at in range(1, len(words)))
+    return "\n".join(min(ways, key=lambda way: max(map(len, way)), default=words))
 
 
-def _fill(grid: Grid, table: Table, columns: list[Column], rows: list[Any], screen: Console) -> None:
+def _fill(grid: Grid, table: Table, rows: list[Any], lines: list[list[Text]]) -> None:
     """A step stands on a line above its rows; any other section in the first column, once."""
     section: Any = object()
-    roomy = _roomy(screen, columns)
-    widths = [None if roomy else _width(table, column, screen) for column in columns]
-    for row in rows:
-        cells = [_cell(table, column, row, roomy=roomy) for column in columns]
+    for row, cells in zip(rows, lines, strict=True):
         if table.section:
             begins, section = row[table.section] != section, row[table.section]
             if begins and rows[0] is not row:
                 grid.add_section()
             if begins and table.section == "step":
-                grid.add_row(Text(f"step {section}", style="bold cyan"), *[""] * (len(columns) - 1))
-            if table.section != "step":
-                cells[0] = Text(str(section or "(outside a stage)") if begins else "", style="bold cyan")
-        grid.add_row(*(_fitted(cell, width) for cell, width in zip(cells, widths, strict=True)))
-
-
-def _fitted(cell: Text, width: int | None) -> Text:
-    """A name that is too long for its column, folded; sentences and shapes wrap by themselves."""
-    if width is None or len(cell.plain) <= width or " " in cell.plain or "\n" in cell.plain:
-        return cell
-    return Text(folded(cell.plain, width), style=cell.style, spans=cell.spans if not cell.spans else [])
+                grid.add_row(Text(f"step {section}", style="bold cyan"), *[""] * (len(cells) - 1))
+            if table.section != "step" and not begins:
+                cells[0] = Text("")
+        grid.add_row(*cells)
 
 
 def _roomy(screen: Console, columns: list[Column]) -> bool:
@@ -205,10 +190,6 @@ def _cell(table: Table, column: Column, row: Row, *, roomy: bool) -> Text:
     if text.plain == ABSENT:
         text.stylize("dim")
     return text
-
-
-def _place(row: Row) -> Text:
-    return Text(f"{row['stage']}/{row['phase']}" if row["phase"] else row["stage"] or "whole step")
 
 
 def _bug(table: Table, row: Row, *, roomy: bool) -> Text:
@@ -236,6 +217,13 @@ def _logical(row: Row) -> Text:
 
 def _local(row: Row) -> Text:
     return Text(ABSENT if row["local_shape"] is None else human_shape(row["local_shape"], row["local_shape_min"]))
+
+
+def _owners(row: Row) -> Text:
+    """Whose parts make up one copy, and how many ranks hold the tensor where that is more."""
+    owners, holders = row["owner_rank"], row["held_by"] or 0
+    counted = count_of(owners) if owners else None
+    return Text((owners or ABSENT) + (f"\nheld by {holders}" if counted and counted < holders else ""))
 
 
 def _mask(row: Row) -> Text:
@@ -268,15 +256,24 @@ CELLS: dict[tuple[str, str], Callable[[Row], Text]] = {
     ("shapes", "logical_shape"): _logical,
     ("shapes", "local_shape"): _local,
     ("shapes", "mask"): _mask,
-    ("memory", "stage"): _place,
+    ("shapes", "owner_rank"): _owners,
+    ("memory", "stage"): place,
     ("lifetimes", "freed_at"): _freed,
     ("lifetimes", "tensor_name"): _tensor,
     ("findings", "verdict"): _verdict,
 }
 
 
+OWNER_RANK = (
+    "owner rank: ranks whose parts make up one copy of the whole (`held by` so many, where others have copies); "
+    "0-12:4 is every fourth rank from 0 to 12"
+)
+
+
 def _common_bugs(table: Table, screen: Console, columns: list[Column]) -> None:
-    """The bugs by their numbers; a wide terminal has them in the table, in short."""
+    """Whose copy `owner rank` is, and the bugs by their numbers; a wide terminal has them in the table, in short."""
+    if any((row["held_by"] or 0) > 1 for row in table.rows):
+        screen.print(Text(OWNER_RANK, style="dim"))
     if _roomy(screen, columns):
         screen.print("common bugs in short; flowledger explain TENSOR tells each in full", style="dim")
         return
@@ -289,57 +286,45 @@ def _common_bugs(table: Table, screen: Console, columns: list[Column]) -> None:
     screen.print(grid)
 
 
-def _where(row: Row) -> str:
-    """`update_actor/backward, step 0, mini-batch 1, micro-batch 1 (at peak)`."""
-    at = "".join(
-        f", {name.replace('_', '-')} {row[name]}" for name in ("mini_batch", "micro_batch") if row[name] is not None
-    )
-    return f"{_place(row).plain}, step {row['step']}{at} (at {row['instant']})"
+def _waits(table: Table, screen: Console, columns: list[Column]) -> None:
+    """`step 0: rank 0 waited 20.1 s for rank 1 in filter (all_reduce over world); rank 1 was in reward`."""
+    for row in table.summary.get("waits", ()):
+        ranks, last, group = row["ranks"], row["last_rank"], row["group"]
+        if len(ranks) == 1:
+            who = f"rank {ranks[0]} waited"
+        else:
+            named = f"ranks {', '.join(map(str, ranks))}" if len(ranks) <= MOST_RANKS else f"{len(ranks)} ranks"
+            who = f"{named} waited up to"
+        over = "" if group is None else f" of ranks {group}" if group[0].isdigit() else f" over {group}"
+        where = f"; rank {last} was in {row['last_stage']}" if row["last_stage"] else ""
+        screen.print(
+            f"step {row['step']}: {who} {written(row['seconds'], 'seconds')} for rank {last} in "
+            f"{row['stage'] or 'no stage'} ({row['comm_type']}{over}){where}",
+            markup=False, soft_wrap=True,
+        )  # fmt: skip
 
 
-def _peak_and_estimates(table: Table, screen: Console, columns: list[Column]) -> None:
-    peak = table.summary.get("peak")
-    if not peak:
-        return
-    watched = peak["instant"] == "peak"
-    of = "of live tensors" if watched and peak["allocated"] is None else "allocated"
-    screen.print(f"[bold]peak[/bold] {human_bytes(peak['peak'])} {of} in {_where(peak)}")
-    kinds = ("param", "grad", "optimizer", "activation", "kv_cache", "comm_buffer", "temporary", "batch", "residue")
-    made = sorted(((peak[kind], kind) for kind in kinds if peak[kind]), reverse=True)
-    if made:
-        screen.print(
-            "made of " + ", ".join(f"{kind} {human_bytes(size)} ({size / peak['peak']:.0%})" for size, kind in made)
-        )
-    if not watched:
-        screen.print("not taken apart further: no operator was watched in this step (record.ops_every)", style="dim")
-    reading = table.summary.get("allocator")
-    if reading and reading["reserved"] is not None:
-        spare = human_bytes(reading["reserved"] - reading["allocated"])
-        screen.print(
-            f"allocator: at most {human_bytes(reading['allocated'])} when asked, in {_where(reading)}; reserved "
-            f"{human_bytes(reading['reserved'])}, of which {spare} were not allocated then"
-        )
-    screen.print("resid: what no tensor explains (the process itself); live: the sum of the kinds", style="dim")
-    if not table.summary["estimates"]:
-        return
-    grid = Grid(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    for heading in ("rough estimate", "estimate", "measured", "deviation"):
-        grid.add_column(heading, justify="left" if heading == "rough estimate" else "right")
-    for row in table.summary["estimates"]:
-        lacks = f"  [dim]skipped: needs {', '.join(row['needs'])}[/dim]" if row["needs"] else ""
-        deviation = ABSENT if row["deviation"] is None else f"{row['deviation']:+.0%}"
-        grid.add_row(
-            f"{row['name']} ≈ {row['formula']}{lacks}",
-            written(row["estimate"], "bytes"),
-            written(row["measured"], "bytes"),
-            deviation,
-        )
-    screen.print(grid)
+def _asked(table: Table, screen: Console) -> None:
+    """What was asked for, and the step whose samples are meant: `who holds sample 3 of step 0`."""
+    asked, step = table.summary.get("asked", {}), table.summary.get("step")
+    if asked:
+        named = ", ".join(f"{word} {number}" for word, number in asked.items())
+        screen.print(f"who holds {named}" + ("" if step is None else f" (trained on in step {step})"), style="bold")
+
+
+TITLES: dict[str, Callable[[Table, Console], None]] = {"mesh": _asked}
+
+
+def _notes(table: Table, screen: Console, columns: list[Column]) -> None:
+    for note in table.summary.get("notes", ()):
+        screen.print(note, style="dim", markup=False)
 
 
 BENEATH: dict[str, Callable[[Table, Console, list[Column]], None]] = {
     "shapes": _common_bugs,
-    "memory": _peak_and_estimates,
+    "memory": peak_and_estimates,
+    "balance": _waits,
+    "mesh": _notes,
 }
 
 

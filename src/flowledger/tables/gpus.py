@@ -23,11 +23,16 @@ class Gpu:
     driver_bytes: int | None  # what the vendor's tool shows, a little more
     hbm_bytes_per_s: float
     matrix_flops: float  # dense bfloat16, in operations a second
+    float32_flops: float | None  # the same of float32, in full precision; None where no data sheet states it
     link_bytes_per_s: float  # to the other devices of a node, both directions together
     sm: int | None  # CUDA compute capability times 10; null on other vendors
     source: str
     date: str
     aliases: tuple[str, ...]
+
+    def flops(self, dtype: str) -> float:
+        """Peak of products in a dtype; that of bfloat16 where no other is known, as of types of 8 bits."""
+        return self.float32_flops if dtype == "float32" and self.float32_flops else self.matrix_flops
 
 
 @cache
@@ -75,6 +80,7 @@ def _row(raw: Mapping[str, Any]) -> Gpu:
         driver_bytes=raw["driver_mib"] * MIB if "driver_mib" in raw else None,
         hbm_bytes_per_s=raw["hbm_gb_per_s"] * 1e9,
         matrix_flops=raw["matrix_tflops"] * 1e12,
+        float32_flops=raw["float32_tflops"] * 1e12 if "float32_tflops" in raw else None,
         link_bytes_per_s=raw["link_gb_per_s"] * 1e9,
         sm=raw.get("sm"),
         source=raw["source"],

@@ -12,6 +12,8 @@ from importlib.resources import files
 from typing import Any, Literal
 
 Context = Literal["token", "blocks", "whole"]  # what the result for a token needs, see the table
+Way = Literal["forward", "backward"]
+WAYS: tuple[Way, ...] = ("forward", "backward")
 
 # Aspect of a scheme -> (English, Chinese): the columns in which the schemes are set side by side.
 ASPECTS: dict[str, tuple[str, str]] = {
@@ -28,7 +30,7 @@ ASPECTS: dict[str, tuple[str, str]] = {
 
 # What keeps communication from hiding -> the same in Chinese; it takes the absence of all four.
 FAILURES: dict[str, str] = {
-    "does not split by chunk": "不能按块切分",
+    "does not split by chunk": "不能按分块切",
     "needs global context at once": "需一次拿到全局上下文",
     "cannot be pipelined": "不能流水化",
     "T_compute(chunk) < T_comm(chunk)": "T_compute(chunk) < T_comm(chunk)",
@@ -37,7 +39,7 @@ FAILURES: dict[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """One way to cut a sequence over ranks."""
+    """One way to cut a layer's tokens, or its widths alone, over ranks."""
 
     name: str
     axis: str  # of the mesh
@@ -53,7 +55,7 @@ class Point:
     zh: str
     logical: str  # dims, separated by commas
     local: str
-    needs: str = ""  # dense, moe: only where the model's layers are such
+    needs: str = ""  # dense, moe: only where the model's layers are such; last: only on the last pipeline stage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,18 @@ class Operator:
     backward: float = 2.0  # work in backward, in units of forward's
     chunks: bool = True  # a chunk of tokens can be computed without the others
     context: Context = "token"
-    needs: str = ""
+    needs: str = ""  # dense, moe, and of a pipeline the stage: first, last
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Collectives of one kind that an operator calls for in one direction."""
+
+    kind: str  # comm_type
+    bytes: str  # of all of them, as collectives are measured
+    count: str = "1"
+    piece: str = ""  # bytes that a rank sends for one piece of c tokens; empty: it is not cut
+    waits: int = 0  # pieces that nothing hides
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,27 +90,31 @@ class Communication:
 
     operator: str
     scheme: str  # or `any`
-    comm_type: str
     when: str  # before, after, within
-    bytes: str
     why: str
     why_zh: str
-    group: str = ""  # axis of the mesh; empty: the scheme's
-    backward: int = 1  # messages in backward, in units of forward's
+    by: tuple[str, ...] = ()  # whose code sends it: megatron, torch, flowledger; empty: all
+    group: str = ""  # an axis, or `heads`, `tokens`; empty: the scheme's axis
+    forward: tuple[Message, ...] = ()
+    backward: tuple[Message, ...] = ()
     chunks: bool = True
     context: Context = "token"
     pipelined: bool = True
-    waits: int = 0  # pieces that nothing hides
     chunk: str = ""  # tokens of a piece; empty: it is not cut
-    steps: str = "0"
-    chunk_bytes: str = ""
-    chunk_work: str = ""
-    hidden_by: str = ""  # empty: the operator itself
+    steps: str = "0"  # pieces that travel while another is worked on
+    share: str = ""  # of the work that hides it: what a piece of c tokens has
+    hidden_by: tuple[str, ...] = ()  # empty: the operator itself
+    crossed: bool = False  # the work of another micro-batch, which goes the other way
+    backward_work: float | None = None  # work that hides in backward, in units of forward's; None: the operator's
     done_by: str = ""  # implementations that cut it so
+    always: tuple[str, ...] = ()  # directions in which that needs no setting
+    always_by: tuple[str, ...] = ()  # for whose code; empty: all of `by`
+    asked_of: tuple[str, ...] = ()  # whose code does so with a setting
+    again: tuple[str, ...] = ()  # whose recomputation sends forward's messages once more; empty: all of `by`
 
 
 def schemes() -> tuple[Scheme, ...]:
-    """The ways to cut a sequence, Megatron's first."""
+    """The ways to cut a sequence, Megatron's first; last plain tp, which cuts none."""
     return tuple(_scheme(raw) for raw in _table()["scheme"])
 
 
@@ -118,7 +135,9 @@ def communications() -> tuple[Communication, ...]:
     rows = []
     for raw in _table()["communication"]:
         own = by_name[raw["operator"]]
-        rows.append(Communication(**{"chunks": own.chunks, "context": own.context, **raw}))
+        lists = {key: tuple(value) for key, value in raw.items() if isinstance(value, list)}
+        messages = {way: tuple(Message(**one) for one in raw.get(way, ())) for way in WAYS}
+        rows.append(Communication(**{"chunks": own.chunks, "context": own.context, **raw, **lists, **messages}))
     return tuple(rows)
 
 

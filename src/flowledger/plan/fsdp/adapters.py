@@ -1,10 +1,12 @@
 """LoRA adapters: their parameters, and what their projections keep for backward."""
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from flowledger.config.engine import Lora
 from flowledger.plan.fsdp.symbols import computes_in
 from flowledger.plan.job import ITEMSIZE, Job
-from flowledger.plan.weight import Weight
+from flowledger.plan.weight import ADAPTER, Weight
 from flowledger.plan.weights import local_numel
 
 STEP_OF = {
@@ -42,11 +44,29 @@ class Adapter:
 
 def targets(job: Job) -> tuple[str, ...]:
     """Module names that get adapters. `all-linear` means every projection."""
-    lora = job.engine.lora
-    if lora is None:
-        return ()
-    named = lora.target_modules
-    return ALL_LINEAR if any(one.replace("_", "-") == "all-linear" for one in named) else named
+    return () if job.engine.lora is None else named(job.engine.lora)
+
+
+def named(lora: Lora) -> tuple[str, ...]:
+    """The same of these settings."""
+    modules = lora.target_modules
+    return ALL_LINEAR if any(one.replace("_", "-") == "all-linear" for one in modules) else modules
+
+
+def module_of(weight: Weight) -> str:
+    """The module whose weight this is; empty for what is no linear layer's weight."""
+    linear = len(weight.shape) == 2 and weight.name.endswith(".weight")
+    return weight.name.removesuffix(".weight").rpartition(".")[2] if linear else ""
+
+
+def parameters(held: Sequence[Weight], lora: Lora) -> Iterator[Weight]:
+    """A [rank, in] and B [out, rank] of each linear layer that gets adapters, as peft names them."""
+    wanted = set(named(lora))
+    for weight in held:
+        if module_of(weight) in wanted and not weight.expert:
+            outputs, inputs = weight.shape
+            for name, shape in (("lora_A", (lora.rank, inputs)), ("lora_B", (outputs, lora.rank))):
+                yield Weight(weight.name.replace(".weight", f".{name}.weight"), ADAPTER, weight.layer, shape)
 
 
 def adapters(job: Job, layer: tuple[Weight, ...]) -> list[Adapter]:
@@ -57,8 +77,8 @@ def adapters(job: Job, layer: tuple[Weight, ...]) -> list[Adapter]:
         return []
     found = []
     for weight in layer:
-        name = weight.name.removesuffix(".weight").rpartition(".")[2]
-        if name not in wanted or len(weight.shape) != 2 or not weight.name.endswith(".weight"):
+        name = module_of(weight)
+        if name not in wanted:
             continue
         outputs, inputs = weight.shape
         if weight.tp_dim is not None and not weight.expert:
@@ -79,9 +99,13 @@ def itemsize(job: Job) -> int:
 
 
 def computed_itemsize(job: Job) -> int:
-    """Bytes of one adapter number in the products: wider only where no unit is cast before it computes (peft)."""
-    sharded = job.engine.strategy in ("fsdp1", "fsdp2", "zero3")
-    return computes_in(job.engine) if sharded else max(itemsize(job), computes_in(job.engine))
+    """Bytes of one adapter number in the products: wider only where no unit is cast before it computes (peft).
+
+    FSDP2 casts where it has a dtype to cast to (_fsdp_param.py init_dtype_attrs); FSDP1 and ZeRO-3 gather one flat dtype.
+    """
+    engine = job.engine
+    flat = engine.strategy in ("fsdp1", "zero3") or (engine.strategy == "fsdp2" and engine.compute_dtype is not None)
+    return computes_in(engine) if flat else max(itemsize(job), computes_in(engine))
 
 
 def saved_bytes(job: Job, adapter: Adapter, tokens: int) -> int:

@@ -2,7 +2,7 @@
 
 from flowledger.plan.fsdp.layers import Layer, Pass, decoder_layer, forward
 from flowledger.plan.fsdp.outer import FOREVER, Outer
-from flowledger.plan.fsdp.state import units
+from flowledger.plan.fsdp.state import SPLITS_GRADS, units
 from flowledger.plan.fsdp.steps import Step
 from flowledger.plan.fsdp.symbols import computes_in, is_packed_loop, stream_in
 from flowledger.plan.fsdp.traffic import Traffic
@@ -21,6 +21,8 @@ class Forward:
         self.units, self.layers = units(job), layer_units(job)
         variant = variant or ("compiled" if job.engine.compile else "")
         self.run, self.traffic, self.outer = Pass(job, self.clock, variant), Traffic(job, self.is_first), Outer(job)
+        if not (self.is_first or job.engine.strategy in SPLITS_GRADS):
+            self.run.held.add("added")
         self.made: list[Layer] = []
         self.flats: list[tuple[Unit, int, int]] = []  # of each layer: its gather's output, from birth to death
         self.starts: list[int] = []  # first instant of each layer's forward
@@ -87,9 +89,10 @@ class Forward:
 
     @property
     def _blind(self) -> bool:
-        """Frozen embeddings: nothing asks for a gradient of the first layer's input."""
+        """Frozen embeddings: nothing asks for a gradient of the first layer's input, but a checkpoint (transformers does)."""
         lora = self.job.engine.lora
-        return lora is not None and is_first(self.job) and "embed_tokens" not in lora.extra_trainable
+        frozen = lora is not None and is_first(self.job) and "embed_tokens" not in lora.extra_trainable
+        return frozen and not self.checkpointed
 
     @property
     def checkpointed(self) -> bool:

@@ -72,6 +72,7 @@ class Layer:
     steps: list[Step]
     pairs: list[Adapter] = field(default_factory=list)
     open: list[Open] = field(default_factory=list)
+    reached: int = 0  # the first step that has a backward pass
 
     @property
     def saved(self) -> int:
@@ -88,7 +89,7 @@ def forward(run: Pass, found: Layer, phase: str, *, saves: bool, inside: bool = 
     """One layer forward. `saves`: its activations stay until `backward`; else only what it needs for a moment.
 
     `inside`: its input is held by someone else already (a checkpoint). `blind`: its input needs no gradient (frozen
-    embeddings), so that the first norm saves nothing.
+    embeddings), so that nothing is saved before the first adapter.
     """
     found.open = []
     held = (run.held - {"grad", "no_grad"}) | ({"grad"} if saves else {"no_grad"})
@@ -101,7 +102,9 @@ def forward(run: Pass, found: Layer, phase: str, *, saves: bool, inside: bool = 
         own = held | _step_flags(run.job, step)
         run.temporary(step, "forward", at, where, own)
         _adapter_moment(run, found, step, at, where, forward=True)
-        if saves and not (blind and first):
+        if blind and any(STEP_OF.get(pair.module) == step.module for pair in found.pairs):
+            blind, found.reached = False, number
+        if saves and not blind:
             for one in kept_by(run.job, step, run.names, own, "saved", run.variant):
                 found.open.append(Open(number, at, one, one.bytes, f"{where} {one.row.label}"))
             for pair in found.pairs:
@@ -109,11 +112,11 @@ def forward(run: Pass, found: Layer, phase: str, *, saves: bool, inside: bool = 
                     size = saved_bytes(run.job, pair, int(str(run.names["T"])))
                     found.open.append(Open(number, at, None, size, f"{where} adapter of {pair.module}"))
         if step.starts and not (first and inside):
-            if saves and not (blind and first) and keeps_stream(run.job, step.module):
+            if saves and not blind and keeps_stream(run.job, step.module):
                 found.open.append(Open(number, stream_born, None, run.stream, f"{where} residual stream"))
             else:
                 run.add("activations", run.stream, stream_born, last, f"{where} residual stream", kind="temporary")
-        elif step.module == "norm" and saves and not step.starts and keeps_stream(run.job, step.module):
+        elif step.module == "norm" and saves and not blind and not step.starts and keeps_stream(run.job, step.module):
             found.open.append(Open(number, at, None, run.stream, f"{where} output of the branch"))
         first = first and not step.starts
         if step.ends and number < len(found.steps) - 1:
@@ -125,7 +128,7 @@ def forward(run: Pass, found: Layer, phase: str, *, saves: bool, inside: bool = 
 def backward(run: Pass, layer: Layer, on_step: Callable[[Step, int], None]) -> None:
     """One layer backward. `on_step(step, instant)` adds gradients of weights."""
     held = run.held | {"grad"}
-    for number in range(len(layer.steps) - 1, -1, -1):
+    for number in range(len(layer.steps) - 1, layer.reached - 1, -1):
         step = layer.steps[number]
         at = run.clock.tick(f"backward/{layer.label}/{step.name}")
         where = f"{layer.label} {step.name}:"

@@ -1,7 +1,8 @@
 """What a pipeline stage holds beside the micro-batch at work: activations of others in flight, and what travels.
 
 torch.distributed.pipelining 2.13: a stage has a buffer for each micro-batch of a step that it receives from, whatever their
-order, and keeps what it has sent until the backward pass of it (schedules.py, stage.py).
+order, and keeps what it has sent until the backward pass of it; interleaved all that it has sent, to the end of the step
+(schedules.py, stage.py).
 """
 
 from flowledger.plan.fsdp.layers import Pass
@@ -55,16 +56,19 @@ def add_others(run: Pass, begun: int, last: int, *, gone: bool) -> None:
 
 def _travelling(run: Pass, last: int) -> None:
     """Hidden states [N, H] of each micro-batch and their gradients, in buffers of the stage that receives them."""
-    job, number = run.job, run.job.micro_batches
+    job, number, chunks = run.job, run.job.micro_batches, run.job.mesh.vpp
+    after, before = chunks - is_last(job), chunks - is_first(job)  # chunks of layers that send to others, and receive
+    at_work = round(in_flight(job) * before) if job.gradients else min(before, 1)  # what was received is their input
     more = {"kind": "comm_buffer", "formula": "m*r*N*H", "source": SOURCE}
-    if not is_first(job):
-        seen = round(in_flight(job)) if job.gradients else 1  # they are the input of the micro-batches at work
-        run.add("comm_buffer", (number - seen) * run.stream, 0, last, "received hidden states", **more)
-    if not is_last(job):
-        if job.gradients:
-            run.add("comm_buffer", number * run.stream, 0, last, "received gradients of hidden states", **more)
-        sent = min(number, round(in_flight(job)) + 1) if job.gradients else number - 1
-        run.add("hidden_states", sent * run.stream, 0, last, "sent hidden states", kind="temporary", source=SOURCE)
+    run.add("comm_buffer", (number * before - at_work) * run.stream, 0, last, "received hidden states", **more)
+    if job.gradients:
+        run.add("comm_buffer", number * after * run.stream, 0, last, "received gradients of hidden states", **more)
+    sent = number * after - min(after, 1)
+    if job.gradients and job.engine.pipeline == "interleaved":
+        sent = number * after + number * before - at_work
+    elif job.gradients:
+        sent = after * min(number, round(in_flight(job)) + 1)
+    run.add("hidden_states", sent * run.stream, 0, last, "sent hidden states", kind="temporary", source=SOURCE)
 
 
 def _outputs(run: Pass, last: int) -> None:

@@ -54,13 +54,14 @@ def symbols(job: Job) -> dict[str, object]:
 
 def _expert_symbols(job: Job, tokens: int) -> dict[str, object]:
     moe, tp = job.architecture.moe, job.mesh.tp
+    etp = job.mesh.etp or tp
     if moe is None:
         return {}
     return {
         "X": moe.experts,
         "O": moe.topk,
         "R": tokens * moe.topk,
-        "G": -(-moe.ffn // tp),
+        "G": -(-moe.ffn // etp),
         "U": -(-moe.shared_ffn // tp),
         "x": max(1, moe.experts // job.mesh.ep),
     }

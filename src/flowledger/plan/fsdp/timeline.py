@@ -20,9 +20,12 @@ def timeline(job: Job, *, variant: str = "") -> Timeline:
     tables/activations_hf.toml).
     """
     if fills(job):  # gradients come when activations are fewer
-        both = (_written(job, variant, first=first) for first in (True, False))
-        return max(both, key=lambda made: made.peak().bytes)
-    return _written(job, variant)
+        ways = [_written(job, variant, first=first) for first in (True, False)]
+    elif job.last is not None and job.gradients and job.mesh.pp == 1:  # gradients are there when it is smaller
+        ways = [_written(job, variant, first=job.micro_batches == 2), _written(job.last, variant)]
+    else:
+        ways = [_written(job, variant)]
+    return max(ways, key=lambda made: made.peak().bytes)
 
 
 def _written(job: Job, variant: str, *, first: bool | None = None) -> Timeline:

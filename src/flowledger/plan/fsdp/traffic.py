@@ -8,6 +8,7 @@ FSDP1 (torch/distributed/fsdp/_runtime_utils.py): the gathered flat parameter is
 
 from dataclasses import dataclass, field
 
+from flowledger.plan.fsdp.adapters import computed_itemsize
 from flowledger.plan.fsdp.state import SHARDED, grad_bytes, grad_itemsize, keeps_unsharded, unsharded_grad_bytes
 from flowledger.plan.fsdp.symbols import computes_in
 from flowledger.plan.fsdp.units import Unit
@@ -48,15 +49,26 @@ class Traffic:
         return self.copies and self.job.device is None and is_own(self.job.engine)
 
     def bytes_of(self, unit: Unit) -> int:
-        """A whole unit in the compute dtype."""
-        return unit.gathered * computes_in(self.job.engine)
+        """A whole unit in the dtypes that it computes in."""
+        return (unit.base - unit.away) * computes_in(self.job.engine) + unit.added * computed_itemsize(self.job)
 
     def moved(self, unit: Unit) -> int:
-        """Bytes that a gather of a unit fills: experts of which no other rank has a shard stay where they are."""
-        mesh = self.job.mesh
-        alone = mesh.ep > 1 and self.job.shard <= mesh.ep
-        here = unit.steps.get("experts", 0) if alone else 0
-        return self.bytes_of(unit) - here * computes_in(self.job.engine)
+        """Bytes that a gather of a unit fills."""
+        return self.bytes_of(unit) - self.staying(unit) * computes_in(self.job.engine)
+
+    def staying(self, unit: Unit) -> int:
+        """Elements that do not travel: of experts of which no other rank has a shard."""
+        return self.dealt(unit) if self.job.shard <= self.job.mesh.ep else 0
+
+    def dealt(self, unit: Unit) -> int:
+        """Elements of experts that are dealt to ranks: they are a unit inside the layer's."""
+        return unit.steps.get("experts", 0) if self.job.mesh.ep > 1 else 0
+
+    def experts(self, unit: Unit, at: int) -> None:
+        """Dealt experts are gathered when their own layer begins its backward, and no sooner."""
+        size = (self.dealt(unit) - self.staying(unit)) * computes_in(self.job.engine)
+        label = f"{unit.name}: output of the gather of experts"
+        self.add("comm_buffer", "comm_buffer", size, at, at, label, "elements * compute itemsize")
 
     def add(self, name: str, kind: str, size: int, born: int, dies: int, label: str, formula: str) -> None:
         if size > 0:
@@ -85,11 +97,10 @@ class Traffic:
     def ahead(self, unit: Unit, born: int, dies: int) -> None:
         """A gather that was issued before its unit's turn."""
         if self.gathers and self.job.shard > 1:
-            self.add(
-                "comm_buffer", "comm_buffer", self.moved(unit), born, dies, f"{unit.name}: gathered ahead",
-                "elements * compute itemsize",
-            )  # fmt: skip
-            self.backend(unit, self.moved(unit), born)
+            size = self.bytes_of(unit) - self.dealt(unit) * computes_in(self.job.engine)
+            label = f"{unit.name}: gathered ahead"
+            self.add("comm_buffer", "comm_buffer", size, born, dies, label, "elements * compute itemsize")
+            self.backend(unit, size, born)
 
     def backend(self, unit: Unit, size: int, at: int) -> None:
         """The backend's own copy of what moves."""
@@ -98,7 +109,7 @@ class Traffic:
 
     def gradient(self, unit: Unit, step: str, elements: int, born: int) -> None:
         """A gradient of whole weights, from the step that makes it to the unit's reduction."""
-        size = elements * computes_in(self.job.engine)
+        size = elements * self._learns_in()
         if size:
             self.unsharded.append((unit.name, size, born, f"{unit.name} {step}: gradient before reduction"))
 
@@ -109,11 +120,12 @@ class Traffic:
                 self.add("grads", "grad", size, born, at, label, "elements * compute itemsize")
         self.unsharded = [one for one in self.unsharded if one[0] not in unit.parts]
         self.settle(at - 1)
-        wide = (unit.trained - (unit.away if self.job.engine.lora is None else 0)) * self._reduced_in()
+        there = unit.away + self.staying(unit) if self.job.engine.lora is None else 0
+        wide = (unit.trained - there) * self._reduced_in()
         self.backend(unit, wide, at + 1)  # to add to, once the whole gradients are gone
         if self.fsdp2:
             self.pending = (wide, at, f"{unit.name}: input of the reduce-scatter")
-        elif self._reduced_in() != computes_in(self.job.engine):
+        elif self._reduced_in() != self._learns_in():
             self.add("comm_buffer", "comm_buffer", wide, at, at, f"{unit.name}: gradient in the reduce dtype", "elements * reduce itemsize")  # fmt: skip
         fresh = self._fresh()
         shard = grad_bytes(self.job, unit)
@@ -143,7 +155,11 @@ class Traffic:
 
     def _reduced_in(self) -> int:
         engine = self.job.engine
-        return ITEMSIZE[engine.reduce_dtype] if engine.reduce_dtype else computes_in(engine)
+        return ITEMSIZE[engine.reduce_dtype] if engine.reduce_dtype else self._learns_in()
+
+    def _learns_in(self) -> int:
+        """Bytes of one number of a whole gradient: that of adapters, where they alone are trained."""
+        return computed_itemsize(self.job) if self.job.engine.lora else computes_in(self.job.engine)
 
 
 def buckets(job: Job, trained: int, last: int) -> list[Live]:

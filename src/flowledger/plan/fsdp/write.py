@@ -36,7 +36,10 @@ class Write(Forward):
             backward(self.run, self.norm, lambda step, at: None)
         after, self.normed = self.clock.now + 1, self.clock.now
         if self.layers and self.job.engine.reshard_after_forward:
-            hooked = self._instant("entropy/backward") if inside(self.job) and not self.outer.tail else self.begun
+            whole = inside(self.job) and not self.outer.tail
+            hooked = (
+                self._instant("entropy/backward") if whole else 0
+            ) or self.begun  # a stage without head has neither
             regathered = 0 if inside(self.job) else self._instant("head/gather")
             self.traffic.ahead(self.layers[-1], regathered or hooked, self.normed)
         if self.outer.tail:
@@ -88,6 +91,8 @@ class Write(Forward):
         self._cast(unit, self.starts[number], end)
         kept = not self.job.engine.reshard_after_forward
         self.traffic.whole(unit, self.starts[number] if kept else start, computed)
+        if not kept:
+            self.traffic.experts(unit, start)
         before = self.layers[number - 1] if number else self.outer.start
         if before and not kept:
             self.traffic.ahead(before, start, end)
@@ -172,6 +177,11 @@ class Write(Forward):
             self.job.architecture.tied and self.job.head == "lm" and is_last(self.job) and self.job.engine.lora is None
         )
         size = unit.trained * computes_in(self.job.engine)
+        if self.job.mesh.tp > 1 and self.job.engine.strategy == "single":
+            label = "embedding: gradient of the whole vocabulary"
+            self.run.add(
+                "grads", size * self.job.mesh.tp, at, at, label, kind="temporary", formula="tp*e*V*H", source=PARTIAL
+            )
         if self.job.mesh.tp > 1 and self.job.engine.strategy == "fsdp2":
             self.cut = ("embedding", unit.trained)
             self.whole = size * self.job.mesh.tp
@@ -179,6 +189,9 @@ class Write(Forward):
                 self._weights(unit, "head", unit.trained, self.begun)
             return
         self._weights(unit, "head" if tied else "embedding", unit.trained, self.begun if tied else at)
+        if tied and not self.is_first and self.job.engine.strategy not in SPLITS_GRADS:
+            label = "head: gradient that waits for the embedding's"
+            self.run.add("grads", size, self.begun + 1, at, label, kind="temporary", formula="e*V*H")
         if tied:
             label = "embedding: gradient before it is added"
             self.run.add("grads", size, at, at, label, kind="temporary", formula="e*V*H")
@@ -205,7 +218,7 @@ class Write(Forward):
     def finish(self) -> list[Live]:
         """All tensors but the states. What spans the pass ends with it."""
         last = self.clock.now
-        again, ended = (self._instant("head/gather"), self.ended) if self.job.gradients else (last, last)
+        again, ended = (self._instant("head/gather") or self.begun, self.ended) if self.job.gradients else (last, last)
         normed = self.normed if self.job.gradients else last
         moments = Moments(
             copied=self.copied, asked=self.asked, returned=self.returned, again=again, normed=normed, ended=ended,

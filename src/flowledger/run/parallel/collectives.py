@@ -23,15 +23,15 @@ def largest(x: Tensor, group: Group) -> Tensor:
     return _reduced(x, group, dist.ReduceOp.MAX)
 
 
-def gathered(x: Tensor, group: Group) -> Tensor:
-    """The rows of all ranks [Σ n, ...] in the order of the group; ranks may have different n."""
+def gathered(x: Tensor, group: Group, counts: Sequence[int] = ()) -> Tensor:
+    """The rows of all ranks [Σ n, ...] in the order of the group; counts: those of each, where not all have as many."""
     if group.alone:
         return x
-    counts = [int(count) for count in _alike(torch.tensor([len(x)]), group)]
-    most = max(counts)
-    padded = torch.cat([x, x.new_zeros(most - len(x), *x.shape[1:])]) if len(x) < most else x
-    parts = _alike(padded, group)
-    return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+    most = max(counts, default=len(x))
+    padded = torch.cat([x, x.new_zeros(most - len(x), *x.shape[1:])]) if len(x) < most else x.contiguous()
+    made = x.new_empty(group.size, most, *x.shape[1:])
+    dist.all_gather_single(made.flatten(0, 1), padded, group=group.handle)
+    return torch.cat([part[:n] for part, n in zip(made, counts, strict=True)]) if counts else made.flatten(0, 1)
 
 
 def spread(x: Tensor, counts: Sequence[int], arriving: Sequence[int], group: Group) -> Tensor:
@@ -113,12 +113,4 @@ def _reduced(x: Tensor, group: Group, how: Any) -> Tensor:
         return x
     made = x.detach().clone().contiguous()
     dist.all_reduce(made, op=how, group=group.handle)
-    return made
-
-
-def _alike(x: Tensor, group: Group) -> list[Tensor]:
-    """Tensors of equal shape from all ranks of a group."""
-    x = x.contiguous()
-    made = [torch.empty_like(x) for _ in range(group.size)]
-    dist.all_gather(made, x, group=group.handle)
     return made

@@ -5,11 +5,14 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from flowledger.config import shards
 from flowledger.config.schema import RunConfig
+from flowledger.flow.errors import BadInput
+from flowledger.run import device
+from flowledger.run.exceptions import told
+from flowledger.run.parallel import environment
 
 # A collective waits this long for its slowest rank, such as one whose samples are longer in rollout. What has really
 # ended is noticed by `watch` within seconds.
@@ -18,8 +21,8 @@ BACKENDS = "cpu:gloo,cuda:nccl"  # where every process of this machine has a GPU
 
 
 def world() -> int:
-    """Processes that were started together: torchrun's WORLD_SIZE; 1 where it started none."""
-    return dist.get_world_size() if dist.is_initialized() else int(os.environ.get("WORLD_SIZE", "1"))
+    """Processes that were started together: torchrun's WORLD_SIZE; 1 where it started none. Raises BadInput as `started`."""
+    return dist.get_world_size() if dist.is_initialized() else environment.started()
 
 
 def check(config: RunConfig) -> None:
@@ -33,13 +36,18 @@ def check_model(config: RunConfig, sizes: Mapping[str, int]) -> None:
 
 
 def start() -> None:
-    """Make the default process group from torchrun's environment, unless there is one or nobody to talk to."""
+    """Make the default process group from torchrun's environment, unless there is one or nobody to talk to.
+
+    Raises BadInput where the others are not to be met at the address that it names.
+    """
     if world() == 1 or dist.is_initialized():
         return
-    each_has_one = torch.cuda.is_available() and torch.cuda.device_count() >= int(os.environ["LOCAL_WORLD_SIZE"])
-    if each_has_one:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group(BACKENDS if each_has_one else "gloo", timeout=TIMEOUT)
+    each_has_one = device.gpus() >= device.processes_here()
+    try:
+        dist.init_process_group(BACKENDS if each_has_one else "gloo", timeout=TIMEOUT)
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        at = f"MASTER_ADDR:MASTER_PORT = {os.environ[environment.ADDRESS]}:{os.environ[environment.PORT]}"
+        raise BadInput(f"the {world()} processes do not meet at {at}: {told(error)}") from None
 
 
 def end() -> None:

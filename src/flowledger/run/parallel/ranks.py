@@ -5,7 +5,7 @@ every one holds other experts; `edp` is what dp leaves (dp = edp*ep).
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal
 
@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from flowledger.config.engine import Mesh
 from flowledger.flow.axes import DENSE, EXPERT, JOINED
+from flowledger.run.device import CPU
 
 AXES = EXPERT  # of the device mesh, slowest first
 
@@ -24,6 +25,8 @@ GROUPS: dict[str, tuple[str, ...]] = {
     **JOINED,
     "world": AXES,
 }
+# Groups in which neighbours talk first: NCCL joins all ranks of a group at its first call, so all of them make one.
+NEIGHBOURS = ("pp", "cp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class Ranks:
     degrees: Mapping[str, int] = field(default_factory=lambda: dict.fromkeys(AXES, 1))
     meshes: Mapping[str, DeviceMesh] = field(default_factory=dict)  # of each group, in one dimension
     groups: Mapping[str, Group] = field(default_factory=lambda: {name: Group(name) for name in GROUPS})
-    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    device: torch.device = CPU  # where this process has its tensors
     cp_kind: Literal["ring", "all_to_all"] = "ring"  # how ranks of cp attend together
     vpp: int = 1  # chunks of layers that one rank of pp has
 
@@ -92,19 +95,20 @@ def degrees_of(mesh: Mesh) -> dict[str, int]:
     }  # fmt: skip
 
 
-def join(mesh: Mesh) -> Ranks:
+def join(mesh: Mesh, device: torch.device = CPU) -> Ranks:
     """The ranks of this process in a mesh, its process groups made. The default process group must exist where needed."""
     degrees = degrees_of(mesh)
     if prod(degrees.values()) == 1:
-        return ALONE
+        return replace(ALONE, device=device)
     rank, size = dist.get_rank(), dist.get_world_size()
-    kind = "cuda" if dist.get_backend() == "nccl" else "cpu"
-    device = torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
-    mesh_of_all = init_device_mesh(kind, tuple(degrees.values()), mesh_dim_names=AXES)
+    mesh_of_all = init_device_mesh(device.type, tuple(degrees.values()), mesh_dim_names=AXES)
     meshes = {
         name: mesh_of_all[axes] if len(axes) == 1 else mesh_of_all[axes]._flatten(name) for name, axes in GROUPS.items()
     }
     groups = {name: _group(name, axes, degrees, rank, meshes[name]) for name, axes in GROUPS.items()}
+    for name in NEIGHBOURS:
+        if device.type == "cuda" and not groups[name].alone:
+            dist.all_reduce(torch.zeros(1, device=device), group=groups[name].handle)
     return Ranks(
         rank=rank, size=size, degrees=degrees, meshes=meshes, groups=groups, device=device,
         cp_kind=mesh.cp_kind, vpp=mesh.vpp,

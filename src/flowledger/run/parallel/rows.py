@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeVar
+from math import prod
 
 import torch
 from torch import Tensor
@@ -12,13 +12,24 @@ from flowledger.run.parallel import collectives
 from flowledger.run.parallel.ranks import ALONE, Group, Ranks, coordinates
 
 Columns = Mapping[str, Tensor]  # by flow name, each with one row a sample
-T = TypeVar("T")
+
+# Columns whose numbers fit into less than their own dtype, and travel in that.
+NARROW = {
+    "full_sequence": torch.int32, "position_ids": torch.int32, "attention_mask": torch.bool, "response_mask": torch.bool,
+    "loss_mask": torch.bool, "dropped_reason": torch.int8,
+}  # fmt: skip
 
 
 def part_of(total: int, ranks: Ranks) -> range:
     """The rows of this process where all ranks share `total` rows: chunks as torch.chunk cuts them, the last ones shorter."""
     each = _each(total, ranks)
     return range(min(ranks.rank * each, total), min((ranks.rank + 1) * each, total))
+
+
+def counts_of(total: int, ranks: Ranks) -> list[int]:
+    """How many of these rows each rank has."""
+    each = _each(total, ranks)
+    return [min(each, max(0, total - rank * each)) for rank in range(ranks.size)]
 
 
 def _each(total: int, ranks: Ranks) -> int:
@@ -44,30 +55,19 @@ class Rows:
     samples: Tensor | None = None  # [B/dp] of the step, in the order of the rows; None: all of them, in their order
     order: Tensor | None = None  # [B] where each sample stands when the rows of all ranks are joined
 
-    @property
-    def split(self) -> bool:
-        """Whether other ranks hold rows that this one does not."""
-        return self.order is not None
-
-    def whole(self, rows: Tensor) -> Tensor:
-        """[B/dp, ...] of every rank as [B, ...], samples in the order of the step."""
-        return rows if self.order is None else collectives.gathered(rows, self.group)[self.order]
+    def whole(self, columns: Columns) -> dict[str, Tensor]:
+        """Columns [B/dp, ...] of every rank as [B, ...], samples in the order of the step: one all-gather."""
+        if self.order is None:
+            return dict(columns)
+        return unpacked(collectives.gathered(packed(columns), self.group)[self.order], columns)
 
     def mine(self, whole: Tensor) -> Tensor:
         """[B, ...] in the order of the step, as the rows that this rank holds."""
         return whole if self.samples is None else whole[self.samples]
 
-    def maybe_whole(self, rows: Tensor | None) -> Tensor | None:
-        """`whole`, of what need not be there."""
-        return None if rows is None else self.whole(rows)
-
     def maybe_mine(self, whole: Tensor | None) -> Tensor | None:
         """`mine`, of what need not be there."""
         return None if whole is None else self.mine(whole)
-
-    def of(self, each: Sequence[T]) -> tuple[T, ...]:
-        """Of something for each of the step's B samples, that of the rows that this rank holds."""
-        return tuple(each) if self.samples is None else tuple(each[sample] for sample in self.samples.tolist())
 
 
 WHOLE = Rows()
@@ -76,7 +76,7 @@ WHOLE = Rows()
 def held_rows(taken: Sequence[Indices], ranks: Ranks) -> Rows:
     """The rows of this rank where each data-parallel rank takes these samples of a step."""
     group = ranks.group("dp")
-    if ranks.size == 1:
+    if group.alone:
         return WHOLE
     joined = torch.tensor([sample for samples in taken for sample in samples])
     return Rows(group=group, samples=torch.tensor(taken[group.at]), order=joined.argsort())
@@ -86,7 +86,7 @@ def moved(columns: Columns, taken: Sequence[Indices], group_size: int, ranks: Ra
     """Each column [n, ...] of what this rank has sampled as the rows [B/dp, ...] that it trains on.
 
     taken: the samples of each data-parallel rank; group_size: samples of one prompt, which one rank has sampled. Every
-    rank sends to every other what its data-parallel rank has taken of its rows: one all-to-all a column.
+    rank sends to every other what its data-parallel rank has taken of its rows: one all-to-all.
     """
     if ranks.size == 1:
         return dict(columns)
@@ -106,7 +106,25 @@ def exchanged(*, columns: Columns, taken: Sequence[Indices], group_size: int, ra
     index = torch.tensor([sample - here.start for samples in sending for sample in samples], dtype=torch.int64)
     counts = [len(samples) for samples in sending]
     ordered = torch.tensor(mine).argsort().argsort()  # they arrive in the order of the step
-    return {name: collectives.spread(x[index], counts, arriving, world)[ordered] for name, x in columns.items()}
+    return unpacked(collectives.spread(packed(columns)[index], counts, arriving, world)[ordered], columns)
+
+
+def packed(columns: Columns) -> Tensor:
+    """Columns [n, ...] side by side as bytes, uint8 [n, bytes of a row], on the device of the first."""
+    device = next(iter(columns.values())).device
+    narrow = (x.to(device, NARROW.get(name, x.dtype)) for name, x in columns.items())
+    return torch.cat([x.reshape(len(x), prod(x.shape[1:])).contiguous().view(torch.uint8) for x in narrow], 1)
+
+
+def unpacked(rows: Tensor, like: Columns) -> dict[str, Tensor]:
+    """What was `packed` of other rows of such columns, each in its own shape and dtype, on its own device."""
+    made, end = {}, 0
+    for name, x in like.items():
+        dtype = NARROW.get(name, x.dtype)
+        start, end = end, end + prod(x.shape[1:]) * dtype.itemsize
+        part = rows[:, start:end].clone(memory_format=torch.contiguous_format)  # aligned
+        made[name] = part.view(dtype).view(len(rows), *x.shape[1:]).to(x.device, x.dtype)
+    return made
 
 
 def dp_of_ranks(ranks: Ranks) -> list[int]:

@@ -7,7 +7,7 @@ Every rank of `pp` has the same samples: only hidden states and their gradients 
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,6 +25,7 @@ from flowledger.run.batching import Indices
 from flowledger.run.parallel import collectives, pipeline, sharded
 from flowledger.run.parallel.pipeline import Passing, Pipeline, shown
 from flowledger.run.parallel.ranks import Ranks
+from flowledger.run.parallel.rows import Columns, packed, unpacked
 
 Work = Callable[[Indices], Tensor | None]  # one micro-batch, given its samples; its loss [] where it has one
 
@@ -40,7 +41,7 @@ def each(
     model: nn.Module,
     config: RunConfig,
     ranks: Ranks,
-    columns: Mapping[str, Tensor],
+    columns: Columns,
     learns: bool = False,
 ) -> None:
     """Call `work` with every micro-batch in turn. In a pipeline the last stage does, the others pass hidden states on.
@@ -66,6 +67,13 @@ def each(
 def from_last(x: Tensor, ranks: Ranks) -> Tensor:
     """The tensor of the last stage, on all stages; x gives shape and dtype on the others."""
     return collectives.sent(x, -1, ranks.group("pp"))
+
+
+def columns_from_last(columns: Columns, ranks: Ranks) -> dict[str, Tensor]:
+    """The same of columns [n, ...] with one row a sample, in one message."""
+    if ranks.group("pp").alone or not columns:
+        return dict(columns)
+    return unpacked(from_last(packed(columns), ranks), columns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +159,7 @@ def stage_forward(*, stages: Stages, chunk: int, micro_batch: int, rows: int, hi
     with shown(model, stages.line, chunk, passing):
         if chunk == len(stages.line.chunks) - 1:
             loss = stages.work(one.samples)
-            return torch.zeros(()) if loss is None else loss
+            return torch.zeros((), device=stages.ranks.device) if loss is None else loss
 
         def leaving() -> Tensor:
             stages.states(model, one)

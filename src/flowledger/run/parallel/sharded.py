@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from flowledger.config.engine import Engine
 from flowledger.run.causal_lm import layers_of
+from flowledger.run.device import CPU
 from flowledger.run.parallel import collectives, experts, pipeline, tensor
 from flowledger.run.parallel.ranks import Ranks
 
@@ -72,8 +73,11 @@ def whole(x: Tensor) -> Tensor:
 
 def everywhere(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]:
     """Tensors by name, put together from the shards of all ranks; every rank gets those of every pipeline stage."""
-    mine = {name: whole(x) for name, x in tensors.items()}
-    return {name: x for part in collectives.told(mine, ranks.group("pp")) for name, x in part.items()}
+    mine = {
+        name: whole(x).to(CPU) for name, x in tensors.items()
+    }  # what is told would come back on the teller's device
+    said = collectives.told(mine, ranks.group("pp"))
+    return {name: x.to(ranks.device) for part in said for name, x in part.items()}
 
 
 def gradient_norm(gradients: Sequence[Tensor], ranks: Ranks) -> Tensor:

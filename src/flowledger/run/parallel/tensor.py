@@ -6,6 +6,7 @@ arXiv 2205.05198) norms and residuals hold T/tp tokens: parts are added up and c
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -57,9 +58,9 @@ def cut(model: nn.Module, ranks: Ranks, *, sequence_parallel: bool = False) -> N
             parallelize_module(layer, mesh, _plan(layer, between), src_data_rank=None)
     _cut_ends(model, mesh, between)
     for weight in model.parameters():
-        if isinstance(weight, DTensor) and weight.placements == (Replicate(),) and weight.requires_grad:
+        if isinstance(weight, DTensor) and weight.device_mesh == mesh and weight.requires_grad:
             hold: Any = weight  # torch leaves its hooks untyped
-            hold.register_hook(_complete)  # where FSDP holds a weight, it does the same by itself
+            hold.register_hook(partial(_placed, weight.placements))  # where FSDP holds a weight, it does so by itself
 
 
 def _cut_ends(model: nn.Module, mesh: DeviceMesh, between: Placement) -> None:
@@ -104,9 +105,12 @@ def _plan(layer: nn.Module, between: Placement) -> dict[str, ParallelStyle]:
     return {name: style for name, style in plan.items() if name in here}
 
 
-def _complete(grad: Tensor) -> Tensor:
-    """The gradient of a weight that each rank of tp used for other heads or tokens: the sum of theirs."""
-    return grad.redistribute(placements=[Replicate()]) if isinstance(grad, DTensor) else grad
+def _placed(placements: tuple[Placement, ...], grad: Tensor) -> Tensor:
+    """The gradient of a weight, placed as the weight is.
+
+    Each rank of tp has used a norm for other heads or tokens, and theirs add up; of an embedding each has made it whole.
+    """
+    return grad.redistribute(placements=placements) if isinstance(grad, DTensor) else grad
 
 
 def _check(model: nn.Module, tp: int) -> None:

@@ -11,13 +11,16 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from flowledger.run.parallel.company import Word
+
+WORD = "flowledger"  # key of an error file
 SHUTDOWN_S = 15  # for ranks that are asked to end; longer than their own grace
 
 
@@ -28,7 +31,7 @@ class Failed:
     rank: int
     pid: int
     code: int  # negative: killed by that signal
-    said: str | None = None  # why, where it could say so
+    said: Word | None = None  # why the run ended, where it knew
 
     @property
     def described(self) -> str:
@@ -71,12 +74,14 @@ def launched(nproc: int, arguments: Sequence[str], environment: Mapping[str, str
 
 
 def _failed(rank: int, failure: ProcessFailure) -> Failed:
-    said = failure.message if Path(failure.error_file).is_file() else None
-    return Failed(rank, failure.pid, failure.exitcode, said)
+    said = failure.error_file_data.get(WORD)
+    return Failed(rank, failure.pid, failure.exitcode, Word(**said) if said else None)
 
 
-def leave_word(text: str) -> None:
-    """Write why this rank fails where torchrun looks for it, and shows it as the root cause."""
+def leave_word(word: Word) -> None:
+    """Write why the run ends where torchrun looks for it, and shows it as the reason why this rank does."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        shown = {"py_callstack": word.text, "timestamp": str(int(time.time()))}  # as torch's own `record` writes it
         with suppress(OSError):
-            Path(file).write_text(json.dumps({"message": text, "timestamp": int(time.time())}), encoding="utf-8")
+            left = {"message": {"message": word.text, "extraInfo": shown}, WORD: asdict(word)}
+            Path(file).write_text(json.dumps(left), encoding="utf-8")

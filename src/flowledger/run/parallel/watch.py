@@ -14,9 +14,8 @@ import threading
 from collections.abc import Callable
 from types import FrameType, TracebackType
 
-import torch.distributed as dist
-
 from flowledger.flow.errors import BadInput
+from flowledger.flow.lost import lost
 from flowledger.run.exceptions import told
 from flowledger.run.parallel.company import Company, Word
 from flowledger.run.place import place_of
@@ -24,8 +23,7 @@ from flowledger.run.place import place_of
 TICK_S = 1.0  # between two looks at the store
 GRACE_S = 5.0  # for the main thread to end by itself
 # Of a process that does not end by itself.
-EXIT_CODES = {"bad_input": 2, "crashed": 1, "died": 1, "hung": 1, "interrupted": 130}
-CHAINED = 20  # exceptions that are looked through, each raised from the next; such chains may be rings
+EXIT_CODES = {"bad_input": 2, "crashed": 1, "died": 1, "silent": 1, "hung": 1, "interrupted": 130}
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -62,15 +60,16 @@ class Watch:
     def verdict(self, error: BaseException) -> Word:
         """Why the run ends, for a rank whose work ended with `error`: its own reason, or the one that lies behind it."""
         _ignore()
-        if isinstance(error, KeyboardInterrupt) or _lost(error):
+        if isinstance(error, KeyboardInterrupt) or lost(error):
             self._heard.wait(GRACE_S)  # whoever caused it is about to say so, or to be found dead
             if self._word is not None:
                 return self._word
         if isinstance(error, KeyboardInterrupt):
             return self._company.say("interrupted", "interrupted")
-        if isinstance(error, BadInput):
-            return self._company.say("bad_input", str(error))
-        return self._company.say("crashed", f"{self._company.this}: {told(error)}{place_of(error)}")
+        this, place = self._company.this, place_of(error)
+        if isinstance(error, BadInput):  # outside of a step it is the same for all ranks
+            return self._company.say("bad_input", f"{this}{place}: {error}" if place else str(error))
+        return self._company.say("crashed", f"{this}{place}: {told(error)}")
 
     def _run(self) -> None:
         """The thread: look around every TICK_S, and at once when a signal arrives."""
@@ -78,16 +77,17 @@ class Watch:
             signalled = self._signalled()
             word = self._reason()
             if signalled and word is None:
-                word = self._company.say("interrupted", "interrupted")
+                asked = f"{self._company.this} was asked to end (SIGTERM)"
+                word = self._company.say("interrupted", "interrupted" if signal.SIGINT in signalled else asked)
             if word is not None:
                 self._end(word, interrupt=not signalled)
                 return
 
-    def _signalled(self) -> bool:
-        """Whether this process has been asked to end; waits TICK_S for that."""
+    def _signalled(self) -> set[int]:
+        """The signals that ask this process to end; waits TICK_S for them."""
         if not select.select([self._ear], [], [], TICK_S)[0]:
-            return False
-        return bool(set(os.read(self._ear, 512)) & set(SIGNALS))
+            return set()
+        return set(os.read(self._ear, 512)) & set(SIGNALS)
 
     def _reason(self) -> Word | None:
         """What has been said, else a death that is seen from here."""
@@ -100,8 +100,11 @@ class Watch:
             return Word(company.rank, "died", "the store through which the ranks talk is gone, with whoever kept it")
         if os.getppid() != self._parent:
             return company.say("died", f"what had started {company.this} died without a word")
-        dead = company.dead()
-        return company.say("died", f"{dead} died without a word") if dead else None
+        if (dead := company.dead()) is not None:
+            return company.say("died", f"{dead} died without a word", about=dead.rank)
+        if (silent := company.silent()) is not None:
+            return company.say("silent", f"{silent} {silent.silence}", about=silent.rank)
+        return None
 
     def _end(self, word: Word, *, interrupt: bool) -> None:
         """Tell the main thread; end the process where it does not hear."""
@@ -125,17 +128,8 @@ def _once(number: int, frame: FrameType | None) -> None:
 
 def _ignore() -> None:
     for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, _unheard)
 
 
-def _lost(error: BaseException | None) -> bool:
-    """Whether an error is, or comes from, a broken connection to other ranks."""
-    for _ in range(CHAINED):
-        if error is None:
-            return False
-        if isinstance(error, dist.DistError):
-            return True
-        if isinstance(error, RuntimeError) and any(word in str(error) for word in ("gloo", "NCCL", "TCPStore")):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def _unheard(number: int, frame: FrameType | None) -> None:
+    """In place of SIG_IGN: Python complains of a signal that arrives while it gives that."""

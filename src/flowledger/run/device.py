@@ -1,0 +1,48 @@
+"""Where the tensors of this process live: on its own GPU where every process of the machine has one, else on the CPU.
+
+What is drawn at random is drawn on the CPU and moved, so that the same seed gives the same numbers everywhere. What only
+Python reads (lengths, sample ids, reasons, indices of rows) stays on the CPU, and travels between ranks by gloo.
+"""
+
+import os
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+
+from flowledger.flow.errors import BadInput
+
+CPU = torch.device("cpu")
+Asked = Literal["auto", "cpu", "cuda"]
+
+
+def gpus() -> int:
+    """GPUs that torch can use here."""
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def processes_here() -> int:
+    """Processes that torchrun has started on this machine; 1 where it started none."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+
+
+def chosen(asked: Asked) -> torch.device:
+    """The device of this process, made torch's current one: `cuda:LOCAL_RANK`, or the CPU.
+
+    `auto` takes GPUs where there are enough, and where the process group, if there is one, can talk between them.
+    Raises BadInput for `cuda` where they are not there.
+    """
+    there, needed = gpus(), processes_here()
+    talks = not dist.is_initialized() or "nccl" in dist.get_backend_config()
+    if asked == "cuda" and there < needed:
+        what = (
+            f"torch finds {there} GPUs for the {needed} processes of this machine"
+            if there
+            else "torch finds no GPU here"
+        )
+        raise BadInput(f"device = cuda and {what}; use device = {'auto' if there else 'cpu'}")
+    if asked == "cpu" or there < needed or not talks:
+        return CPU
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    torch.cuda.set_device(device)
+    return device
