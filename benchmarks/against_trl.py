@@ -177,12 +177,19 @@ def _watch(stack: ExitStack) -> tuple[int, Any]:
     """(bytes of tensors that live now, a profiler that has begun)."""
     import torch
 
+    living = living_bytes()
+    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
+    return living, stack.enter_context(profiler)
+
+
+def living_bytes() -> int:
+    """Of all tensors of this process."""
+    import torch
+
     gc.collect()
     plain = (torch.Tensor, torch.nn.Parameter)  # what stands for a tensor without memory (a FakeTensor) is none of them
     tensors = [thing for thing in gc.get_objects() if type(thing) in plain]
-    live = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
-    profiler = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
-    return sum(live.values()), stack.enter_context(profiler)
+    return sum({t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
 def _highest(profiler: Any) -> int:
