@@ -65,10 +65,5 @@ class Course:
         return self.row(micro).wanted(self.on.at(self.rank, "cp"), self.on.at(self.rank, "sp"))
 
     @property
-    def kl_in_loss(self) -> bool:
-        algorithm = self.config.algorithm
-        return self.config.ref is not None and algorithm.kl_coef != 0 and algorithm.kl_in == "loss"
-
-    @property
     def bypasses(self) -> bool:
         return self.config.algorithm.policy_loss == passes.BYPASS

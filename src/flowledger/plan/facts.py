@@ -16,7 +16,6 @@ from flowledger.plan.passes import drawn
 from flowledger.tables.models import Architecture
 from flowledger.tables.rules import Fact, RuleTable, table
 
-OF_THE_MODEL = "the model (its config.json)"
 KNOBS: Mapping[str, str] = {  # where a framework's table names no key of its own
     "prompts": "data.prompts_per_step", "n": "rollout.samples_per_prompt", "P": "data.max_prompt_tokens",
     "R": "rollout.max_response_tokens", "mini": "actor.mini_batch_prompts", "micro": "actor.micro_batch.samples",

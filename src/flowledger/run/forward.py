@@ -170,18 +170,14 @@ def _packed(
         ranks=ranks,
         sequence_parallel=getattr(model, "sequence_parallel", False),
     )
-    hidden = (
-        unwrapped(model)
-        .get_decoder()(
-            input_ids=packed.ids,
-            position_ids=packed.positions,
-            attention_mask=ids.new_ones(1, 1, 1, 1, dtype=torch.bool),  # 4-D: passed on as it is, and not used
-            segments=packed.segments,
-            use_cache=False,
-        )[0]
-        .squeeze(0)
-    )  # [T/(cp*sp), H]
-    return hidden[packed.before], packed.wanted
+    hidden = unwrapped(model).get_decoder()(
+        input_ids=packed.ids,
+        position_ids=packed.positions,
+        attention_mask=ids.new_ones(1, 1, 1, 1, dtype=torch.bool),  # 4-D: passed on as it is, and not used
+        segments=packed.segments,
+        use_cache=False,
+    )[0]  # [1, T/(cp*sp), H]
+    return hidden.squeeze(0)[packed.before], packed.wanted
 
 
 def _padded(

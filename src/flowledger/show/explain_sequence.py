@@ -54,13 +54,6 @@ def facts(lang: Language) -> dict[str, Any]:
     return {"what": "comparison", "name": NAME, "meaning": said(*PURPOSE, lang), **texts}
 
 
-def aspect_lines(aspects: Mapping[str, Mapping[str, str]], lang: Language) -> Iterator[str]:
-    """The schemes under each aspect, a line each."""
-    for aspect, texts in aspects.items():
-        yield said(*ASPECTS[aspect], lang)
-        yield from (f"  {title}: {text}" for title, text in texts.items())
-
-
 def draw(document: Document, screen: Console, lang: Language) -> None:
     """Print what it comes to, the three answers, and what the numbers leave out."""
     for line in _head(document, lang):
