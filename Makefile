@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 export PYTHONUNBUFFERED := 1
 
-.PHONY: run test check setup benchmarks clean
+.PHONY: run test test-frameworks check setup benchmarks clean
 
 # A real GRPO run of SmolLM2-135M on reasoning-gym prompts, then its tables, one sample's passport and a report.
 run: $(VENV)/.run
@@ -16,6 +16,12 @@ run: $(VENV)/.run
 test: export OMP_NUM_THREADS := 1
 test: check
 	$(BIN)/python -m pytest --numprocesses auto --maxprocesses 8 --dist loadfile
+
+# The real verl and TRL, two steps each, in environments of their own (5 GB, built once). `make test` leaves them out.
+test-frameworks: export OMP_NUM_THREADS := 1
+test-frameworks: $(VENV)/.dev
+	$(BIN)/python tests/frameworks/environments.py
+	$(BIN)/python -m pytest tests/frameworks
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -49,4 +55,4 @@ $(VENV)/.dev: $(VENV)/.run
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) .frameworks runs

@@ -11,7 +11,8 @@ import msgspec
 
 from flowledger.cli import recorded
 from flowledger.config.foreign import Reading
-from flowledger.config.schema import RunConfig
+from flowledger.config.passes import limits_of
+from flowledger.config.schema import MicroBatch, RunConfig
 from flowledger.ledger.assemble import meshes_of
 from flowledger.ledger.directory import open_run
 from flowledger.ledger.reader import Ledger
@@ -22,13 +23,15 @@ from flowledger.plan.course import Course
 from flowledger.plan.loop_setting import Place
 from flowledger.plan.plan import Plan
 from flowledger.plan.rows_of_tokens import Micro, Sample
+from flowledger.plan.setting import Setting
 from flowledger.plan.shapes import shapes
 from flowledger.record.adapters import collectives, loop
 from flowledger.record.attach import attach
 from flowledger.record.place import Place as Standing
 from flowledger.record.recorder import Recorder
-from flowledger.run import prompts
+from flowledger.run import batching, prompts
 from flowledger.run.loop import prepared, train
+from flowledger.run.models import bytes_per_token
 
 # (stage, tensor) that a function of several stages returns under its own name, and what it is then.
 NAMED = {
@@ -36,10 +39,10 @@ NAMED = {
     ("ref_log_prob", "new_log_prob"): "ref_log_prob",
     ("ref_log_prob", "entropy"): "ref_log_prob",
 }  # fmt: skip
+STAGES = {  # that may cut samples anew -> whose model
+    "old_log_prob": "actor", "ref_log_prob": "ref", "values": "critic", "update_critic": "critic",
+}  # fmt: skip
 FLAT = ("comm_buffer", "activations")  # recorded as sums of storages: no shape of their own
-UNDECLARED = {
-    ("update_actor", "kl_loss"),  # written as 0 where no KL is in the loss; nothing is planned of it then
-}
 _PIPELINE = ("loss", "forward")  # planned, recorded: a pipeline's last stage has its loss within its forward
 _SLOTS = ("B_admit", "B_run", "B_slot")  # samples that run, of as many as there may be
 
@@ -137,13 +140,49 @@ class Step:
         return [texts.index(text) for text in texts]
 
     def micro_batches(self, rank: int) -> dict[tuple[int, int], Micro]:
-        """(mini-batch, micro-batch) -> its samples on this rank, in their order. Only a pipeline's last stage says it."""
+        """(mini-batch, micro-batch) -> its samples on this rank, in their order."""
+        return {
+            place: tuple(self.samples[str(one)] for one in sorted(members))
+            for place, members in self._trained(rank).items()
+        }
+
+    def _trained(self, rank: int) -> dict[tuple[int, int], set[int]]:
+        """(mini-batch, micro-batch) -> ids of its samples on this rank. Only a pipeline's last stage says it."""
         ids: dict[tuple[int, int], set[int]] = {}
         on = self.plan.setting.mesh
         for row in (row for other in on.ranks({"dp": (on.at(rank, "dp"),)}) for row in self.ranks[other]):
             for one in (row.trained or ()) if isinstance(row, SampleRow) and not row.step else ():
                 ids.setdefault((one.mini_batch, one.micro_batch), set()).add(int(row.sample_id))
-        return {place: tuple(self.samples[str(one)] for one in sorted(members)) for place, members in ids.items()}
+        return ids
+
+    def own(self, rank: int) -> dict[str, dict[tuple[int, int], Micro]]:
+        """The same of each stage that cuts samples anew, as the loop's packing cuts them."""
+        on, found = self.plan.setting.mesh, {}
+        for stage, (limits, mini_batch) in _cutting(self.config, on.degree("dp")).items():
+            sizes = self.plan.sizes_of(STAGES[stage])
+            each = bytes_per_token(layers=sizes.layers, hidden_size=sizes.hidden)
+            rows = [self._rows(on.rank({"dp": at})) for at in range(on.degree("dp"))]
+            lengths = [[one.prompt + one.response for one in mine] for mine in rows]
+            cuts = [
+                batching.split(
+                    lengths=of, kept=[True] * len(of), mini_batch_samples=mini_batch or len(of), limits=limits,
+                    bytes_per_token=each,
+                ).mini_batches
+                for of in lengths
+            ]  # fmt: skip
+            at, places = on.at(rank, "dp"), found.setdefault(stage, {})
+            for mini, one in enumerate(cuts[at]):
+                most = max(len(of[mini].micro_batches) for of in cuts)
+                for micro, mine in enumerate(batching.at_least(most, one.micro_batches, lengths[at])):
+                    places[mini, micro] = tuple(rows[at][i] for i in mine)
+        return found
+
+    def _rows(self, rank: int) -> list[Sample]:
+        """The samples that a rank trains on, in the order of its rows."""
+        minis: dict[int, list[int]] = {}
+        for (mini, _), members in self._trained(rank).items():
+            minis.setdefault(mini, []).extend(members)
+        return [self.samples[str(one)] for _, members in sorted(minis.items()) for one in sorted(members)]
 
     def width(self, name: str) -> int:
         """The last dimension of a tensor of the step."""
@@ -160,7 +199,7 @@ class Step:
         yield row.local_shape
         size = self.config.actor.log_prob_chunk_tokens
         if size and row.local_shape and "T_logit" in (row.dims or "") and row.stage != "rollout":
-            yield [self.course(rank).wanted(micro) % size, *row.local_shape[1:]]
+            yield [self.course(rank).wanted(micro, row.role) % size, *row.local_shape[1:]]
 
     def planned(self, rank: int, micro: Micro) -> list[TensorRow]:
         """The rows of one rank at one of its micro-batches."""
@@ -174,7 +213,15 @@ class Step:
 
     def _planned(self, rank: int, micro: Micro) -> list[TensorRow]:
         plan = self.plan
-        place = Place(config=self.config, on=plan.setting.mesh, micro=micro)
+        setting = self._of_lengths(plan.setting, rank, micro, "actor")
+        others = {
+            stage: self._of_lengths(one, rank, micro, STAGES[stage]) for stage, one in plan.setting.of_stage.items()
+        }
+        return shapes(replace(setting, of_stage=others), plan.classes, rank=rank)
+
+    def _of_lengths(self, setting: Setting, rank: int, micro: Micro, role: str) -> Setting:
+        """The setting of a stage of which one micro-batch and the lengths are known."""
+        place = Place(config=self.config, on=setting.mesh, micro=micro, role=role)
         longest = max((one.response for one in self.sampled(rank)), default=0)
 
         def sizes(lies_on: str, rank: int) -> Mapping[str, int]:
@@ -184,9 +231,7 @@ class Step:
             return found
 
         cache = max((one.prompt for one in self.sampled(rank)), default=0) + self.config.rollout.max_response_tokens - 1
-        bindings = {**plan.setting.bindings, **self.bindings, "S_cache": cache}
-        setting = replace(plan.setting, bindings=bindings, local=sizes)
-        return shapes(setting, plan.classes, rank=rank)
+        return replace(setting, bindings={**setting.bindings, **self.bindings, "S_cache": cache}, local=sizes)
 
     def course(self, rank: int) -> Course:
         """What this rank did, for the collectives that are planned of it."""
@@ -194,7 +239,14 @@ class Step:
         for mini, micro in self._places:
             count[mini] = max(count.get(mini, 0), micro + 1)
         batches = [[mine.get((mini, at), ()) for at in range(number)] for mini, number in sorted(count.items())]
-        return self.plan.course(rank, batches, prompt=self.bindings["S_prompt"], response=self.bindings["S_resp"])
+        own = {
+            stage: [
+                [micro for (at, _), micro in of.items() if at == mini] for mini in dict.fromkeys(at for at, _ in of)
+            ]
+            for stage, of in self.own(rank).items()
+        }
+        prompt, response = self.bindings["S_prompt"], self.bindings["S_resp"]
+        return self.plan.course(rank, batches, own=own, prompt=prompt, response=response)
 
     @cached_property
     def _places(self) -> set[tuple[int, int]]:
@@ -210,14 +262,26 @@ class Step:
         return (row for rows in self.ranks for row in rows if isinstance(row, kind) and not row.step)
 
 
+def _cutting(config: RunConfig, dp: int) -> dict[str, tuple[MicroBatch, int | None]]:
+    """Stage that cuts samples anew -> its limits, and the samples of its mini-batches on a rank; null: all of them."""
+    found: dict[str, tuple[MicroBatch, int | None]] = {
+        stage: (limits, None) for stage in STAGES if stage != "update_critic" and (limits := limits_of(config, stage))
+    }
+    if (critic := config.critic) and (critic.micro_batch or critic.mini_batch_prompts):
+        samples = (critic.mini_batch_prompts or config.mini_batch_prompts) * config.rollout.samples_per_prompt
+        found["update_critic"] = critic.micro_batch or config.actor.micro_batch, samples // dp
+    return found
+
+
 def wrong(config: RunConfig, ranks: Sequence[Sequence[Row]]) -> list[str]:
     """One line for each recorded shape or placement that was not planned so: `rank 1 update_actor/forward logits …`."""
     step, found = Step(config, ranks), dict[str, None]()
     for rank, rows in enumerate(ranks):
-        micros = step.micro_batches(rank)
+        micros, own = step.micro_batches(rank), step.own(rank)
         for row in rows:
             if isinstance(row, TensorRow) and _compared(row, config):
-                due = list(_due(step, rank, row, _micros(row, micros, pipeline=config.mesh.pp > 1)))
+                there = own.get(row.stage or "", micros)
+                due = list(_due(step, rank, row, _micros(row, there, pipeline=config.mesh.pp > 1)))
                 if not any(_agree(row, shape, placement) for shape, placement in due):
                     where = f"rank {rank} {row.stage}/{row.phase or ''} {row.tensor_name} [{row.dims}] {row.access}, layer {row.layer}"
                     found[f"{where}: recorded {row.local_shape} {row.placement}, planned {due[:3]}"] = None
@@ -227,7 +291,9 @@ def wrong(config: RunConfig, ranks: Sequence[Sequence[Row]]) -> list[str]:
 def _compared(row: TensorRow, config: RunConfig) -> bool:
     if row.step or row.stage is None or row.tensor_name in FLAT:
         return False
-    return (row.stage, row.tensor_name) not in UNDECLARED or (row.stage == "update_actor" and config.ref is not None)
+    # written as 0 where no KL is in the loss: nothing is planned of it then
+    measured = config.ref is not None and config.algorithm.kl_in == "loss"
+    return measured or (row.stage, row.tensor_name) != ("update_actor", "kl_loss")
 
 
 def _due(

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
+collect_ignore = ["frameworks"]  # unless named: they need environments of their own, see `make test-frameworks`
 
 
 @pytest.fixture

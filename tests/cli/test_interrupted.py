@@ -6,11 +6,12 @@ import signal
 import pytest
 
 from flowledger.cli import interrupted
+from flowledger.run.signals import SIGNALS
 
 
 @pytest.fixture(autouse=True)
 def listening():
-    before = [(number, signal.getsignal(number)) for number in interrupted.SIGNALS]
+    before = [(number, signal.getsignal(number)) for number in SIGNALS]
     interrupted.listen()
     yield
     for number, handler in before:
@@ -36,7 +37,7 @@ def test_what_a_finaliser_swallowed_is_heard_at_the_next_step() -> None:
         interrupted.check()
 
 
-@pytest.mark.parametrize("number", interrupted.SIGNALS)
+@pytest.mark.parametrize("number", SIGNALS)
 def test_elsewhere_it_is_heard_at_once(number: signal.Signals) -> None:
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(number)

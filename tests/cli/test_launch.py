@@ -27,6 +27,8 @@ from flowledger import cli
 from flowledger.cli import finish, launch, recorded  # noqa: F401  forked ranks find imported what they need
 from flowledger.diagnose import laws, shapes  # noqa: F401
 from flowledger.flow.lost import lost
+from flowledger.ledger import directory
+from flowledger.ledger.manifest import Manifest
 from flowledger.ledger.reader import Ledger
 from flowledger.record import hooks, sampled  # noqa: F401
 from flowledger.run import loop  # noqa: F401
@@ -301,6 +303,21 @@ def test_who_is_named_is_the_one_that_began_it(failed: tuple[Failed, ...], code:
     outcome = Outcome(failed)
     reason = launch._reason(outcome, None)
     assert (launch._exit_code(outcome), reason and reason.text) == (code, told)
+
+
+@pytest.mark.parametrize(("ours", "ends"), [(True, "crashed"), (False, "open")])
+def test_a_run_that_another_launch_has_made_there_meanwhile_is_left_alone(ours, ends, monkeypatch, tmp_path) -> None:
+    run, nproc = tmp_path / "run", os.getpid() if ours else os.getppid()
+
+    def launched(*_: Any) -> Outcome:
+        monkeypatch.setenv("FLOWLEDGER_LAUNCHER", str(nproc))  # as a rank of that launch would find it
+        directory.create(run, Manifest(run="run", launcher=recorded._launcher()))
+        return Outcome((Failed(0, 1, 2, Word(0, "bad_input", "taken")),))
+
+    monkeypatch.setattr(torchrun, "launched", launched)
+    with pytest.raises(SystemExit):
+        launch.launch(tmp_path / "two.yaml", [], 2, run, tables=False, quiet=True)
+    assert (state(run), any(run.glob("*.parquet"))) == (ends, ours)
 
 
 def test_a_hang_that_is_seen_only_afterwards_says_more_than_silence(monkeypatch) -> None:

@@ -137,3 +137,15 @@ def test_laws_are_counted_apart_from_other_findings(tmp_path: Path) -> None:
         report.conclude(ledger, page)
     text = page.file.getvalue()  # type: ignore[attr-defined]  # a StringIO
     assert "laws: 5 hold, 1 broken; other findings: 2 failed, 1 to look at; run crashed" in text
+
+
+def test_why_the_writer_stopped_is_said_with_its_rank_even_where_a_name_was_all_that_the_disk_took(
+    tmp_path: Path,
+) -> None:
+    run = book(tmp_path / "full", [walk(0, []), walk(0, [])], dropped=7)
+    (part,) = run.glob("parts/actor-r1-*")
+    (part / "failed-ENOSPC").touch()
+    with Ledger(run) as ledger:
+        (found,) = [one for one in laws.check(ledger) if one.id == "rows_dropped"]
+    assert found.message.startswith("7 rows could not be written: actor-r1-")
+    assert "No space left on device" in found.message

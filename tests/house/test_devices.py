@@ -24,7 +24,6 @@ REWARDS = "rewards are made on the CPU; what a step is given of them is moved at
 # file: function: why what it makes is on the CPU
 ON_THE_CPU = {
     "algorithms/covariance_losses.py": {"clip_cov": SAME},
-    "critic.py": {"_split": TRAVELS},
     "dropped.py": {"codes": PYTHON},
     "figures.py": {"": TRAVELS, "figures": TRAVELS},
     "measures.py": {"_flat_groups": PYTHON, "_kept": ROWS},
@@ -33,6 +32,7 @@ ON_THE_CPU = {
     "parallel/schedules.py": {"_run": PYTHON},
     "parallel/slices.py": {"places": MOVED},
     "prompts.py": {"tokenise": PROMPTS},
+    "recut.py": {"recut": TRAVELS},
     "respond.py": {"respond": ROWS, "_equally_wide": TRAVELS},
     "responses.py": {"collect": PYTHON},
     "rewards.py": {"_beyond_bounds": REWARDS, "_fuse": REWARDS, "_placed": REWARDS},

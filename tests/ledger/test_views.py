@@ -12,7 +12,7 @@ from flowledger.ledger.reader import Ledger
 from flowledger.ledger.rows import FindingRow, MemoryRow, MetricRow, Row, SampleRow, SpanRow, StorageRow, TensorRow
 from flowledger.ledger.writer import Writer
 from tests.diagnose.ranks import book
-from tests.ledger.synthetic import KINDS, RESPONSE_LENGTHS, STAGE_MS, slow_run, synthetic_run
+from tests.ledger.synthetic import KINDS, MS, RESPONSE_LENGTHS, STAGE_MS, slow_run, synthetic_run
 
 LOG_FIELDS = [
     "stage", "rank", "tensor_name", "logical_shape", "local_shape", "dtype", "numel", "bytes", "mask_ratio", "lifetime",
@@ -322,3 +322,45 @@ def test_a_stage_of_several_ranks_names_the_slowest_and_its_waiting(ledger: Ledg
         ("reward", 21.0, 1, None), ("filter", 20.5, 0, 20.0), ("update_actor", 8.25, 1, 0.0),
     ]  # fmt: skip
     assert {row["slowest_rank"] for row in ledger.rows("FROM stages")} == {None}  # one process: nothing to name
+
+
+def stage(number: int, name: str, start_ns: int, end_ns: int) -> SpanRow:
+    return SpanRow(
+        id=number, event="whole", step=0, stage=name, name=name, span_kind="stage", start_ns=start_ns, end_ns=end_ns
+    )
+
+
+def test_shares_are_of_all_ranks_time_and_a_stage_within_another_counts_once(tmp_path: Path) -> None:
+    """Two ranks whose step takes 10 s: 4 of 20 rank-seconds are rollout's, 10 the update's, 2 the sync's inside of it."""
+    second = 10**9
+    whole = {"event": "whole", "step": 0, "name": "step", "span_kind": "host", "start_ns": 0, "end_ns": 10 * second}
+    first = [stage(2, "rollout", 0, second), stage(3, "update_actor", second, 9 * second)]
+    first.append(stage(4, "weight_sync", 2 * second, 4 * second))
+    other = [stage(2, "rollout", 0, 3 * second), stage(3, "update_actor", 3 * second, 7 * second)]
+    with Ledger(book(tmp_path / "two", [[SpanRow(id=1, **whole), *rows] for rows in (first, other)])) as ledger:
+        rows = {row["stage"]: (row["seconds"], round(row["share"], 6)) for row in ledger.rows("FROM stages")}
+    assert rows == {"rollout": (3.0, 0.2), "update_actor": (8.0, 0.5), "weight_sync": (2.0, 0.1)}
+
+
+def test_stages_that_overlap_share_the_time_that_they_took_together(tmp_path: Path) -> None:
+    spans = [("rollout", 0, 9), ("rollout", 3, 4), ("reward", 2, 22), ("values", 20, 22), ("values", 20, 22)]
+    with of(tmp_path, *(stage(n, name, start * MS, end * MS) for n, (name, start, end) in enumerate(spans))) as ledger:
+        shares = {row["stage"]: row["share"] for row in ledger.rows("FROM stages")}
+    assert shares == pytest.approx({"rollout": 3 / 22, "reward": 17 / 22, "values": 2 / 22})
+
+
+def test_ranks_that_train_on_the_same_samples_count_once_and_those_that_sampled_them_all_do(tmp_path: Path) -> None:
+    """Two ranks of a pipeline: each samples 60 tokens, which balance reads; then both train on all 120."""
+    run = create(tmp_path / "pp", Manifest(run="pp", mesh={"pp": 2}))
+    for rank in (0, 1):
+        writer = Writer(run.part("actor", rank, coordinates={"pp": rank}))
+        for number, (name, tokens) in enumerate([("rollout", 60), ("balance", 60), ("update_actor", 120)]):
+            spent = {"start_ns": number * MS, "end_ns": (number + 1) * MS, "latency_ms": 1.0, "span_kind": "stage"}
+            writer.put(
+                SpanRow(
+                    id=number, event="whole", step=0, stage=name, name=name, rank=rank, tokens_logical=tokens, **spent
+                )
+            )
+        writer.close()
+    with Ledger(tmp_path / "pp") as ledger:
+        assert {row["tokens_logical"] for row in ledger.rows("FROM stages")} == {120}

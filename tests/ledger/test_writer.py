@@ -137,6 +137,7 @@ def test_a_size_limit_stops_the_writing_and_not_the_host(tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     errno, rows, dropped = map(int, done.stdout.split())
     assert errno == 27  # EFBIG
+    assert (tmp_path / "failed-EFBIG").read_text() == "File too large"
     assert rows + dropped == 20_001
     whole = (tmp_path / "storages-0.jsonl").read_text().splitlines()
     assert [json.loads(line)["storage"] for line in whole[:-1]] == list(range(len(whole) - 1))

@@ -14,6 +14,7 @@ from tests.run import worlds
 
 BENCHMARKS = str(Path(__file__).resolve().parents[2] / "benchmarks")
 SMALL = {"hidden_size": 24, "layers": 2, "heads": 4, "kv_heads": 2, "ffn_size": 20}
+TWO_PROMPTS = {"data": {"prompts_per_step": 2}}
 
 # name -> (mesh, what else is set). Three prompts for two ranks, so that some pieces are uneven.
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -22,6 +23,50 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "pp2": ({"pp": 2}, {}),
     "sp2": ({"sp": 2}, {"actor": {"activation_checkpointing": True}}),
     "cp2": ({"cp": 2}, {"critic": {"path": "start"}, "algorithm": {"advantage": "gae"}}),
+    "dp2 passes": (  # two mini-batches and passes that are not cut by them: 3 + 3 of 6 samples, and 4 + 2
+        {"dp": 2},
+        {
+            "ref": {"path": "start", "micro_batch": {"samples": 4}},
+            "algorithm": {"kl_coef": 0.1},
+            "actor": {"mini_batch_prompts": 1, "log_prob_micro_batch": {"samples": 3}},
+        },
+    ),
+    "tp2 padded": (  # and a KL without a weight, which is measured all the same
+        {"tp": 2},
+        {**TWO_PROMPTS, "actor": {"packed": False, "mini_batch_prompts": 2}, "ref": {"path": "start"}},
+    ),
+    "ep2 padded": (
+        {"dp": 2, "ep": 2},
+        {
+            "model": {"tiny": {**SMALL, "experts": 4}},
+            "ref": {"path": "start"},
+            "algorithm": {"kl_in": "reward"},
+            "actor": {"packed": False},
+        },
+    ),
+    "dp2 pp2 critic": (  # chunks in the interleaved order; the critic has other stages, and two mini-batches to the policy's one
+        {"dp": 2, "pp": 2, "vpp": 2},
+        {
+            "model": {"tiny": {**SMALL, "layers": 4}},
+            **TWO_PROMPTS,
+            "algorithm": {"advantage": "gae"},
+            "actor": {"mini_batch_prompts": 2, "engine": {"pipeline": "interleaved"}},
+            "critic": {
+                "path": "start",
+                "mini_batch_prompts": 1,
+                "engine": {"pipeline": "interleaved", "layers_in_stages": [0, 2, 1, 1]},
+            },
+        },
+    ),
+    "tp2 critic": (  # it alone cuts norms along the tokens, in micro-batches of its own
+        {"tp": 2},
+        {
+            **TWO_PROMPTS,
+            "algorithm": {"advantage": "gae"},
+            "actor": {"mini_batch_prompts": 2},
+            "critic": {"path": "start", "micro_batch": {"samples": 5}, "engine": {"sequence_parallel": True}},
+        },
+    ),
     "ep2": ({"dp": 2, "ep": 2}, {"model": {"tiny": {**SMALL, "experts": 4}}}),
     "sp2 lora": (
         {"sp": 2},

@@ -6,6 +6,7 @@ import pytest
 
 from flowledger.config.schema import MicroBatch
 from flowledger.plan.bindings import bindings, micro_samples
+from flowledger.plan.plan import Plan
 from flowledger.plan.whatif import changed
 from tests.plan.conftest import Witnesses, planned
 
@@ -81,3 +82,50 @@ def test_samples_of_a_micro_batch_on_a_mesh_by_hand(
     assert {(tuple(row.local_shape), tuple(row.logical_shape)) for row in rows} == {((local,), (whole,))}
     packed = [row for row in plan.shapes if row.tensor_name == "full_sequence" and row.dims == "[1, T]"]
     assert {tuple(row.local_shape) for row in packed if row.stage == "update_actor"} == {(1, tokens)}
+
+
+def sizes(plan: Plan, tensor: str, dims: str) -> dict[str, list[int] | None]:
+    """Stage -> the logical shape of a tensor in a form."""
+    return {
+        one.stage or "": one.logical_shape
+        for one in plan.shapes
+        if (one.tensor_name, one.dims) == (tensor, f"[{dims}]")
+    }
+
+
+def test_a_stage_that_cuts_samples_anew_has_sizes_of_its_own() -> None:
+    # 8 samples of two prompts: 2*32 + 8*16 tokens; 4 of one: 32 + 4*16; 2 of one: 32 + 2*16
+    own = (
+        "actor.log_prob_micro_batch.samples=8",
+        "critic.path=start",
+        "critic.micro_batch.samples=2",
+        "algorithm.advantage=gae",
+    )
+    due = {"old_log_prob": 192, "ref_log_prob": 192, "update_actor": 96, "values": 64, "update_critic": 64}
+    found = sizes(planned("tiny.yaml", *own), "full_sequence", "1, T")
+    assert found == {stage: [1, tokens] for stage, tokens in due.items()}
+    padded = sizes(planned("tiny.yaml", *own, "actor.packed=false"), "hidden_states", "B_micro, S, H")
+    samples = {"old_log_prob": 8, "ref_log_prob": 8, "update_actor": 4, "values": 2, "update_critic": 2}
+    assert {stage: padded[stage] for stage in samples} == {stage: [n, 48, 64] for stage, n in samples.items()}
+
+
+def test_a_row_is_filled_for_the_ranks_that_share_it_in_this_model() -> None:
+    """Three responses of 15 tokens to a prompt of 32 are 77; where norms are cut along tokens two ranks share one more."""
+    plan = planned(
+        "tiny.yaml", "mesh.tp=2", "rollout.max_response_tokens=15", "rollout.samples_per_prompt=3",
+        "actor.micro_batch.samples=3", "critic.path=start", "algorithm.advantage=gae",
+        "critic.engine.sequence_parallel=true",
+    )  # fmt: skip
+    found = sizes(plan, "full_sequence", "1, T")
+    assert (found["update_actor"], found["update_critic"]) == ([1, 77], [1, 78])
+
+
+def test_a_micro_batch_of_another_framework_s_pass_too() -> None:
+    one = planned(
+        "verl_qwen3_8b_fsdp.sh", "actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=False",
+        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=3", gpu="h100-80g",
+    )  # fmt: skip
+    dp, whole = one.setting.mesh.degree("dp"), one.setting.bindings["S"]
+    found = sizes(one, "full_sequence", "1, T")
+    assert found["old_log_prob"] == [1, 3 * whole * dp]
+    assert found["update_actor"] == [1, one.loads["update_actor"].tokens * dp] != found["old_log_prob"]

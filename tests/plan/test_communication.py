@@ -157,3 +157,24 @@ def test_ten_thousand_ranks_come_in_a_few_parts() -> None:
     found = plan.talks
     assert time.process_time() - started < 3
     assert sum(ranks.count for ranks, _ in found) == 10_240 and len(found) < 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "times"),
+    [
+        ("model.tiny.layers=6 actor.micro_batch.samples=1", 1),  # recorded once an optimizer step between the ends
+        (
+            "model.tiny.layers=3 actor.micro_batch.samples=1",
+            0,
+        ),  # the pass before ends in the same layer, which is there
+        ("model.tiny.layers=6 actor.old_log_prob=false actor.mini_batch_prompts=4 actor.micro_batch.samples=8", 0),
+    ],
+)
+def test_a_stage_between_the_ends_gathers_a_layer_in_vain(settings: str, times: int) -> None:
+    plan = planned("tiny.yaml", "mesh.pp=3", "mesh.dp=2", *settings.split())
+    for ranks in plan.classes:
+        layers = plan.course(ranks.first).models["actor"][1]
+        found = [one for one in plan.communication(ranks) if one.what == "a layer, gathered in vain"]
+        steps = len(plan.course(0).mini_batches) * plan.config.actor.epochs
+        assert sum(one.count for one in found) == (times * steps if ranks.name == "pp1" else 0)
+        assert all(one.bytes == 4 * layers.whole(ranks.first, ranks.layers[-1]) for one in found)

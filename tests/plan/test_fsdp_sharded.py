@@ -130,3 +130,25 @@ def test_the_peak_of_a_shard(tied: bool, tokens: int, recompute: bool, reshard: 
     plan = planned(shape, tokens, recompute=recompute, reshard=reshard)
     assert plan.peak().bytes == pytest.approx(truth.peak, rel=within)
     assert sum(live.bytes for live in plan.lives if live.persistent) == truth.resting
+
+
+@torch.no_grad()
+def test_without_gradients_a_layer_arrives_beside_the_buffer_of_the_one_before_and_norms_come_later() -> None:
+    shape = architecture(layers=4, hidden=128, head_dim=32, ffn=344, vocab=512, tied=True)
+    ids = torch.randint(1, 100, (1, 128))
+    model = shard(causal_lm(shape, torch.float32), reshard=True, split=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model(ids)
+        gc.collect()
+        held = [local(parameter) for parameter in model.parameters()]
+        with ShardTracker(*held, *model.buffers(), ids) as tracker:
+            model(ids)
+    engine = Engine(
+        strategy="fsdp2", param_dtype="float32", compute_dtype="bfloat16", attention="sdpa", logits=Logits(kept=False)
+    )
+    job = Job(
+        architecture=shape, engine=engine, world=WORLD, sequences=1, tokens=128, longest=128, gradients=False,
+    )  # fmt: skip
+    truth = tracker.peak + sum(one.untyped_storage().nbytes() for one in held)
+    assert fsdp.timeline(job).peak().bytes == pytest.approx(truth, rel=0.025)

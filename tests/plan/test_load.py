@@ -22,8 +22,8 @@ def update(plan: object = TINY) -> Work:
     return next(one for one in works(plan.config) if one.stage == "update_actor")  # type: ignore[attr-defined]
 
 
-def loaded(micro: MicroBatch, dp: int = 1) -> Load:
-    config = changed(TINY.config, "actor.micro_batch", micro)
+def loaded(micro: MicroBatch, dp: int = 1, *, shared: bool = True) -> Load:
+    config = changed(changed(TINY.config, "actor.micro_batch", micro), "actor.shared_prompts", shared)
     work = next(one for one in works(config) if one.stage == "update_actor")
     return load(work, config, dp, None, {"scheme": "balanced"})
 
@@ -87,7 +87,7 @@ def test_equally_long_samples_are_packed_no_worse_than_planned(budget: int, dp: 
     count = min(samples, -(-samples * whole // budget))
     cuts = [round(index * samples / count) for index in range(count + 1)]
     fullest = max(b - a for a, b in pairwise(cuts)) * whole
-    found = loaded(MicroBatch(max_tokens=budget), dp)
+    found = loaded(MicroBatch(max_tokens=budget), dp, shared=False)
     assert found.micro_batches == count
     assert fullest <= found.tokens <= max(fullest, min(budget, samples * whole))
     assert found.sequences * whole >= max(fullest, found.tokens)
@@ -115,3 +115,11 @@ def test_real_lengths_never_make_a_fuller_one_than_the_limits() -> None:
         assert found.micro_batches <= 32
     short = planned("verl_qwen3_8b_fsdp.sh", gpu="h100-80g", lengths="p50=300,max=900").loads["update_actor"]
     assert short.micro_batches < 32 / 3 and short.sequences > 2
+
+
+def test_where_it_is_padded_short_samples_take_the_greatest_length() -> None:
+    # a budget of 100 tokens holds three samples that together have so many; each is a row of 48
+    plan = planned("tiny.yaml", "actor.packed=false", "actor.micro_batch={max_tokens: 100}")
+    assert (plan.loads["update_actor"].sequences, plan.loads["update_actor"].tokens) == (3, 3 * 48)
+    ((micro, *_), *_) = plan.course(0).mini_batches
+    assert [(one.prompt, one.response) for one in micro] == [(32, 16)] * 3

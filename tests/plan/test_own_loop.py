@@ -13,7 +13,7 @@ from flowledger.config.schema import RunConfig
 from flowledger.ledger.rows import MemoryRow, TensorRow
 from flowledger.plan.chain import chain
 from flowledger.plan.document import document
-from flowledger.plan.own_loop import shares
+from flowledger.plan.own_loop import prefill, shares
 from flowledger.plan.plan import Plan
 from flowledger.plan.whatif import changed, with_config
 from tests.plan.conftest import planned
@@ -52,6 +52,14 @@ def test_prompts_are_shared_as_torch_cuts_a_tensor(world: int, prompts: int) -> 
     pieces = [len(piece) for piece in torch.arange(prompts).chunk(world)]
     assert [one.prompts for one in found for _ in range(one.count)] == pieces + [0] * (world - len(pieces))
     assert [one.first for one in found] == [sum(one.count for one in found[:at]) for at in range(len(found))]
+
+
+@pytest.mark.parametrize("told", [{"layers_in_stages": (2, 0)}, {"layers_in_first_stage": 2}])
+def test_prompts_pass_all_layers_on_a_rank_whatever_its_stage_has(told: dict[str, Any]) -> None:
+    config = changed(TINY.config, "mesh.pp", 2)
+    for key, value in told.items():
+        config = changed(config, f"actor.engine.{key}", value)
+    assert prefill(config, TINY.architecture, 2, GROUP) == prefill(TINY.config, TINY.architecture, 2, GROUP) > 0
 
 
 def test_each_rank_has_a_cache_for_its_own_samples() -> None:

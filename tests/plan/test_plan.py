@@ -93,3 +93,31 @@ def test_the_chain_and_the_memory_speak_of_the_same_micro_batch(plan: Plan) -> N
     assert chain["update: micro-batches"] == load.micro_batches
     if "update: worst micro-batch" in chain:
         assert chain["update: worst micro-batch"] == load.tokens
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule", "layers"),
+    [
+        ("mesh.pp=2 actor.engine.layers_in_stages=[2,1]", "flowledger.stages", [1, 1]),
+        ("mesh.pp=2 actor.engine.layers_in_stages=[1,1,1]", "flowledger.stages", [1, 1]),
+        ("mesh.pp=2 model.tiny.layers=5", "model.layers_pp", [3, 2]),
+        ("mesh.pp=2 mesh.vpp=2 actor.engine.pipeline=interleaved model.tiny.layers=5", "model.layers_pp", [3, 2]),
+        ("mesh.pp=2 critic.path=start critic.engine.layers_in_stages=[1,2] algorithm.advantage=gae", "flowledger.critic_stages", [1, 1]),
+        ("mesh.pp=4", "model.layers_pp", [1, 1, 0, 0]),
+    ],
+)  # fmt: skip
+def test_layers_that_do_not_divide_are_a_failed_rule_and_the_rest_is_planned(
+    settings: str, rule: str, layers: list[int]
+) -> None:
+    """Chunks of 2, 1, 1 and 1 layers in turn are 3 and 2."""
+    plan = planned("tiny.yaml", *settings.split())
+    assert [one.id for one in plan.findings if one.verdict == "fail"] == [rule]
+    assert [len(one.layers) for one in plan.classes] == layers
+    assert plan.memory and plan.shapes and plan.talks
+
+
+def test_layers_of_another_framework_too() -> None:
+    name = "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size"
+    plan = planned("verl_qwen3_235b_megatron.sh", f"{name}=7", gpu="h100-80g")
+    assert "model.layers_pp" in {one.id for one in plan.findings if one.verdict == "fail"}
+    assert [len(one.layers) for one in plan.classes] == [14, 14, 14, 13, 13, 13, 13]

@@ -43,7 +43,10 @@ def test_a_kl_stands_in_the_loss_or_in_the_reward() -> None:
     kl = {("advantage", "kl"), ("update_actor", "kl"), ("update_actor", "kl_loss")}
     assert unused(TINY.config) & kl == {("advantage", "kl")}
     assert unused(changed(TINY.config, "algorithm.kl_in", "reward")) & kl == kl - {("advantage", "kl")}
-    assert kl <= unused(changed(TINY.config, "algorithm.kl_coef", 0.0))
+    weightless = changed(TINY.config, "algorithm.kl_coef", 0.0)
+    assert unused(weightless) == unused(TINY.config)  # measured all the same
+    assert kl <= unused(weightless.model_copy(update={"ref": None}))
+    assert kl <= unused(weightless.model_copy(update={"framework": "verl"}))
 
 
 def test_the_world_of_the_own_loop_is_its_mesh_and_elsewhere_its_hardware() -> None:

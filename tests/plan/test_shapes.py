@@ -4,6 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -197,6 +198,21 @@ def test_the_shards_of_all_ranks_add_up_to_the_logical_tensor(
         assert row.owner_rank and row.numel == math.prod(on_all[0])
         if not row.owner_rank.endswith("…"):
             assert sum(math.prod(on_all[rank]) for rank in pieces(row.owner_rank)) == math.prod(logical)
+
+
+def test_the_ranks_of_a_pipeline_stage_own_what_goes_through_its_layers() -> None:
+    """dp 2 cuts tokens and parameters, pp 2 layers: ranks 2 and 3 have the second stage, and of the batch all have parts."""
+    first = replace(LAYERS, name="pp0", count=2, layers=(0, 1), is_last=False)
+    last = replace(LAYERS, name="pp1", first=2, count=2, layers=(2,), is_first=False)
+    setting = Setting(stages=STAGES, bindings=SIZES, mesh=mesh(dp=2, pp=2), dtypes={})
+    for rank in (None, 3):
+        rows = shapes(setting, [first, last], rank=rank)
+        assert {row.owner_rank for row in rows if row.layer == 2} == {"2", "2-3"}  # one of them, where dp does not cut
+        logits = {row.owner_rank for row in rows if row.tensor_name == "logits" and row.stage == "update_actor"}
+        assert logits == {"2-3"}
+        (whole,) = {row.owner_rank for row in rows if row.tensor_name == "loss_mask" and row.stage == "advantage"}
+        assert whole == "0-1"
+    assert {row.owner_rank for row in shapes(setting, [first, last]) if row.layer in (0, 1)} == {"0", "0-1"}
 
 
 @given(st.sampled_from(STAGES).flatmap(lambda stage: st.tuples(st.just(stage), st.booleans())))

@@ -57,8 +57,15 @@ CRITIC = {"critic": {"path": "start"}, "algorithm": {"advantage": "gae", "kl_coe
     [
         ({"dp": 2}, 3, {"model": {"tiny": TINY, "lora": {"rank": 8}}}),
         ({"tp": 2}, 1, {"actor": AGAIN, **CRITIC}),
+        ({"dp": 2}, 1, {"model": {"tiny": TINY, "dtype": "bfloat16"}}),
+        ({"pp": 2}, 3, {"actor": {"micro_batch": {"samples": 8}}}),
     ],
-    ids=["dp, LoRA, a last micro-batch of two", "tp, critic, layers and chunks of logits again"],
+    ids=[
+        "dp, LoRA, a last micro-batch of two",
+        "tp, critic, layers and chunks of logits again",
+        "dp, units of half the bytes beside norms in float32",
+        "pp, the smaller of two micro-batches in flight",
+    ],
 )
 def test_every_stage_on_every_rank_is_within_two_percent(
     mesh: dict[str, int], prompts: int, changes: dict[str, Any], agree: ModuleType, tmp_path: Path

@@ -50,6 +50,19 @@ def test_a_shape_that_is_not_as_planned_is_found(name: str, tensor: str, dims: s
     assert line.startswith(f"rank 1 {row.stage}") and f"recorded {other.local_shape}" in line
 
 
+def test_owners_on_a_later_stage_of_a_pipeline_are_those_that_were_recorded_there() -> None:
+    agree, named = module("shapes_agree"), 0
+    step = agree.Step(config("pp2"), recorded("pp2"))
+    micros = step.micro_batches(1)
+    for row in recorded("pp2")[1]:
+        if isinstance(row, TensorRow) and agree._compared(row, step.config) and row.micro_batch is None:
+            micro = agree._micros(row, micros, pipeline=True)[0]
+            due = {one.owner_rank for one in step.planned(1, micro) if agree._same(one, row)}
+            assert row.owner_rank in due, (row.stage, row.phase, row.tensor_name, row.dims, due)
+            named += due == {"1"}
+    assert named > 10
+
+
 def test_parameters_of_a_rank_by_hand() -> None:
     # K, V [12, 24], the MLP's [20, 24]; FSDP over 3: a norm of 24 is 8 each, 20 rows are 7, 7, 6
     small = Architecture(

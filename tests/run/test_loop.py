@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowledger.flow.errors import BadInput
-from flowledger.run import loop, stages
+from flowledger.run import loop, stages, update
 from tests.run.worlds import config
 
 pytestmark = pytest.mark.usefixtures("rewards_here")
@@ -93,6 +93,33 @@ def test_epochs_and_mini_batches_make_that_many_optimizer_steps() -> None:
         loop.rl_step(step=0, world=world)
         state = next(iter(world.optimizer.state.values()))
     assert int(state["step"]) == 3 * 2  # epochs * (2 prompts / 1)
+
+
+def test_passes_without_gradients_have_micro_batches_of_their_own_and_change_no_number(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Six samples: by 4 make passes of 4 and 2, by 5 of 5 and 1; the update's two mini-batches of 3 stay as they are."""
+    sizes: list[int] = []
+    forward = update.log_prob_micro_batch
+
+    def seen(**given: Any) -> Any:
+        sizes.append(len(given["sample_id"]))
+        return forward(**given)
+
+    monkeypatch.setattr(update, "log_prob_micro_batch", seen)
+    parts: dict[str, Any] = {"algorithm": {"kl_coef": 0.1}, "rollout": {"samples_per_prompt": 3}}
+    usual = {"mini_batch_prompts": 1, "micro_batch": {"samples": 2}, "old_log_prob": True}
+    first, weights = one_step(**parts, actor=usual, ref={"path": "start"})
+    assert sizes == [2, 1, 2, 1] * 2
+    sizes.clear()
+    own = {**usual, "log_prob_micro_batch": {"samples": 4}}
+    second, same = one_step(**parts, actor=own, ref={"path": "start", "micro_batch": {"samples": 5}})
+    assert sizes == [4, 2, 5, 1]
+    sizes.clear()
+    one_step(**parts, actor=own, ref={"path": "start"})
+    assert sizes == [4, 2] * 2  # the reference's are those of the policy's pass where it has none
+    assert first.metrics["ref_kl"] == pytest.approx(second.metrics["ref_kl"], abs=1e-6)
+    assert all(torch.allclose(weights[name], same[name], atol=1e-5) for name in weights)
 
 
 def test_update_ratio_is_the_distance_that_the_weights_moved() -> None:

@@ -1,6 +1,7 @@
 """What a rejection takes out, before the loss or in it: it is not trained, it is counted, and nothing else is touched."""
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flowledger.config.algorithm import Rejection, RolloutCorrection
-from flowledger.config.schema import MicroBatch
+from flowledger.config.schema import MicroBatch, RunConfig
 from flowledger.flow.errors import BadInput
 from flowledger.run import advantage, batching, loop, stages, update
 from flowledger.run.algorithms import rollout_correction
@@ -186,6 +187,32 @@ def test_a_mini_batch_rejected_in_the_loss_moves_no_weight_by_momentum_or_decay(
         with pytest.raises(BadInput, match=r"rejections rejected every token of this step: seq_mean_k1 \(high = 1.5\)"):
             loop.rl_step(step=1, world=world)
         assert all(torch.equal(a, b) for a, b in zip(before, world.policy.model.parameters(), strict=True))
+
+
+def _critic_steps(settings: RunConfig) -> int:
+    """Optimizer steps of the critic where the rollout lies about the samples of the second prompt."""
+    with loop.prepared(settings) as world, pytest.MonkeyPatch.context() as patch:
+        honest, train, made = stages.rollout, stages.update_critic, list[Any]()
+
+        def lying(**arguments: Any) -> Any:
+            rolled = honest(**arguments)
+            second = (arguments["sample_id"] >= 2)[:, None]
+            rolled.rollout_log_prob.copy_(rolled.rollout_log_prob - second * rolled.response_mask)
+            return rolled
+
+        patch.setattr(stages, "rollout", lying)
+        patch.setattr(stages, "update_critic", lambda **words: made.append(train(**words)) or made[-1])
+        loop.rl_step(step=0, world=world)
+    return len(made[0].grad_norm)
+
+
+def test_a_mini_batch_of_which_nothing_is_left_is_no_step_of_the_critic_either(forked: ModuleType) -> None:
+    asked: dict[str, Any] = {
+        "algorithm": {**MEAN, "advantage": "gae"}, "critic": {"path": "start"}, "rollout": {"samples_per_prompt": 2},
+        "actor": {"mini_batch_prompts": 1, "old_log_prob": True},
+    }  # fmt: skip
+    assert _critic_steps(config(**asked)) == 1
+    assert forked.ranks(2, _critic_steps, config(**asked, mesh={"dp": 2})) == [1, 1]
 
 
 @pytest.mark.parametrize("bypass", [{}, {"policy_loss": "bypass_mode"}])

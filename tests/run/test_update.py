@@ -9,6 +9,8 @@ from flowledger.flow.errors import BadInput
 from flowledger.run import finite, forward, loss, models, update
 from flowledger.run.algorithms.aggregation import Totals
 from flowledger.run.batching import MiniBatch
+from flowledger.run.parallel import sharded
+from flowledger.run.parallel.ranks import ALONE
 from tests.run.worlds import config
 
 TINY = Model(tiny=Tiny(hidden_size=32, layers=2, heads=4, kv_heads=2, ffn_size=48))
@@ -141,6 +143,14 @@ def test_a_norm_that_overflows_although_every_gradient_is_finite_is_called_that(
     model(torch.ones(1, 1)).sum().backward()  # 1e30 at layer 0: its square is beyond float32
     with pytest.raises(finite.NotFinite, match=r"norm overflows float32; the largest is 1e\+30 in 0\.weight"):
         update.optimizer_step(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=1.0), grad_clip=1.0)
+
+
+def test_the_norm_of_half_precision_gradients_is_not_rounded_to_half_precision() -> None:
+    random = torch.Generator().manual_seed(0)
+    gradients = [torch.randn(97, 3, generator=random).bfloat16() for _ in range(5)]
+    truth = float(torch.cat([grad.double().flatten() for grad in gradients]).norm())
+    assert float(sharded.gradient_norm(gradients, ALONE)) == pytest.approx(truth, rel=1e-6)
+    assert float(sharded.gradient_norm([], ALONE)) == 0
 
 
 def test_clipping_is_that_of_torch() -> None:

@@ -223,6 +223,7 @@ def test_a_sample_is_looked_up_in_the_step_that_trained_on_it(tmp_path: Path) ->
             (7, None, "sample 7 was not trained on; 2 to 3 were, in the last step"),
             (2, 0, "sample 2 was not trained on; 0 to 1 were, in step 0; it was in step 1: use --step 1"),
             (7, 0, "sample 7 was not trained on; 0 to 1 were, in step 0"),
+            (None, 7, "run steps has no step 7; it has steps 0 to 1"),
         ):
             with pytest.raises(BadInput, match=f"^{words}$"):
                 mesh_table(ledger, step=step, question=Question(sample=asked))
@@ -286,6 +287,9 @@ def test_a_plan_says_that_balancing_may_move_a_sample(tmp_path: Path) -> None:
     off = {"framework": "verl", "raw": {"trainer.balance_batch": False}}
     with planned(tmp_path / "off", off) as ledger:
         assert "notes" not in mesh_table(ledger, question=Question(sample=3)).summary
+    with planned(tmp_path / "turns", {"framework": "slime", "raw": {"balance_data": False}}) as ledger:
+        (note,) = mesh_table(ledger, question=Question(sample=3)).summary["notes"]
+        assert "slime deals samples in turn" in note
     with planned(tmp_path / "own", {"framework": "flowledger"}) as ledger:
         table = mesh_table(ledger, question=Question(sample=3))
         assert "notes" not in mesh_table(ledger, question=Question(layer=1)).summary

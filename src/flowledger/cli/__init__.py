@@ -5,10 +5,10 @@ import sys
 
 import typer
 
-from flowledger.cli import look, plan, run
+from flowledger.cli import look, plan, record, run
 from flowledger.flow.errors import BadInput
 
-VERBS = (run.run, plan.plan, plan.check, look.show, look.sample, look.sql, look.explain, look.version)
+VERBS = (run.run, record.record, plan.plan, plan.check, look.show, look.sample, look.sql, look.explain, look.version)
 
 app = typer.Typer(
     no_args_is_help=True,

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 
 from flowledger.cli.recorded import Recorded
 from flowledger.flow.errors import BadInput
@@ -35,16 +34,14 @@ def deaf() -> Iterator[None]:
     """Ctrl-C is not heard inside: closing a book takes a second or two, and half closed it would be worth less."""
     import signal
 
-    before = [(number, signal.signal(number, _unheard)) for number in (signal.SIGINT, signal.SIGTERM)]
+    from flowledger.run.signals import SIGNALS, unheard
+
+    before = [(number, signal.signal(number, unheard)) for number in SIGNALS]
     try:
         yield
     finally:
         for number, handler in before:
             signal.signal(number, handler)
-
-
-def _unheard(number: int, frame: FrameType | None) -> None:
-    """In place of SIG_IGN: Python complains of a signal that arrives while it gives that."""
 
 
 def _close_book(path: Path, died: str) -> None:

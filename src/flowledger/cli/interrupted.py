@@ -6,7 +6,8 @@ Python drops an exception that is raised while a finaliser runs, and a recorded 
 import signal
 from types import FrameType
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+from flowledger.run.signals import SIGNALS
+
 _asked: list[int] = []
 
 

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -94,9 +95,12 @@ def _exit_code(outcome: "Outcome") -> int:
 
 
 def _book(path: Path | None) -> "RunDirectory | None":
-    """The run, if the ranks came so far as to make it."""
+    """The run, if the ranks came so far as to make it. One that another launch has made there meanwhile is not ours to end."""
     from flowledger.ledger.directory import open_run
 
-    with suppress(BadInput):
-        return None if path is None else open_run(path)
+    if path is not None:
+        with suppress(BadInput):
+            book = open_run(path)
+            made_by = book.manifest.launcher
+            return book if (made_by.host, made_by.pid) == (socket.gethostname(), os.getpid()) else None
     return None

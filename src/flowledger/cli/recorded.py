@@ -4,6 +4,7 @@ import os
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from flowledger.flow.errors import BadInput
 if TYPE_CHECKING:
     from flowledger.config.schema import RunConfig
     from flowledger.ledger.directory import RunDirectory
+    from flowledger.ledger.manifest import Process
     from flowledger.ledger.writer import Writer
     from flowledger.run.loop import StepReport
     from flowledger.run.parallel.ranks import Ranks
@@ -174,4 +176,18 @@ def _manifest(settings: "RunConfig", name: str, world: "World") -> Any:
         mesh=settings.mesh.degrees,
         rank_classes=rank_classes(settings.framework, config, settings.mesh.degrees, world.bindings),
         bindings=world.bindings,
+        launcher=_launcher(),
     )
+
+
+def _launcher() -> "Process":
+    """The process that ends the run: that of `--nproc` where it has started this one, else this one."""
+    import psutil
+
+    from flowledger.cli.ranks import LAUNCHER
+    from flowledger.ledger.manifest import Process
+
+    with suppress(KeyError, ValueError, psutil.Error):
+        launcher = psutil.Process(int(os.environ[LAUNCHER]))
+        return Process(host=socket.gethostname(), pid=launcher.pid, started=launcher.create_time())
+    return Process.this()

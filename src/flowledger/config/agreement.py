@@ -54,9 +54,26 @@ def parts_that_need_each_other(config: "RunConfig") -> None:
         raise ValueError("a reward component of kind `task` needs data.task (it is that task's own scorer)")
 
 
+def adapters_are_those_of_the_loop(config: "RunConfig") -> None:
+    lora = config.model.lora
+    if lora and lora.dtype not in (None, "float32"):
+        raise ValueError(
+            f"model.lora.dtype = {lora.dtype}: the loop keeps adapters in float32, as peft does; use float32 or null"
+        )
+    if lora and lora.extra_trainable:
+        raise ValueError(
+            f"model.lora.extra_trainable = {list(lora.extra_trainable)}: the loop trains adapters alone; leave it out"
+        )
+
+
 Rule = Callable[["RunConfig"], None]
 ANY_FRAMEWORK: tuple[Rule, ...] = (step_is_of_this_world,)
-OF_THE_LOOP: tuple[Rule, ...] = (batches_fit, *objective.RULES, parts_that_need_each_other)
+OF_THE_LOOP: tuple[Rule, ...] = (
+    batches_fit,
+    *objective.RULES,
+    parts_that_need_each_other,
+    adapters_are_those_of_the_loop,
+)
 
 
 def check(config: "RunConfig") -> None:

@@ -6,7 +6,7 @@ from flowledger.tables.algorithms import algorithms, method, needs_of
 
 if TYPE_CHECKING:
     from flowledger.config.algorithm import Algorithm
-    from flowledger.config.schema import RunConfig
+    from flowledger.config.schema import MicroBatch, RunConfig
 
 BYPASS = "bypass_mode"  # the policy loss whose old policy is the rollout itself
 
@@ -57,3 +57,14 @@ def old_log_prob_pass(config: "RunConfig") -> bool:
     if config.actor.old_log_prob is not None:
         return config.actor.old_log_prob
     return updates_per_step(config) > 1 or bool(old_log_prob_readers(config))
+
+
+def limits_of(config: "RunConfig", stage: str) -> "MicroBatch | None":
+    """What cuts a pass without gradients into micro-batches of its own, whatever mini-batches there are; None: the update's.
+
+    Source: verl, `log_prob_micro_batch_size_per_gpu` and `log_prob_max_token_len_per_gpu` of the rollout and of the reference.
+    """
+    if stage == "values":
+        return (config.critic.values_micro_batch or config.critic.micro_batch) if config.critic else None
+    own = config.ref.micro_batch if stage == "ref_log_prob" and config.ref else None
+    return own or config.actor.log_prob_micro_batch

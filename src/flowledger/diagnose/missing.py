@@ -1,5 +1,6 @@
 """What a ledger lacks, so that no law is held against it: rows that reached no disk, and steps that were cut off."""
 
+from flowledger.ledger import failures
 from flowledger.ledger.reader import Ledger
 from flowledger.ledger.rows import FindingRow
 
@@ -15,12 +16,17 @@ def rows_dropped(ledger: Ledger) -> FindingRow | None:
     What is counted while recording goes on was dropped by a full queue: after an error of the disk nothing is written any
     more, and only the end knows of it.
     """
-    told = _told(ledger)
+    told, failed = _told(ledger), failures.kept(ledger.directory.path)
     lost = max(told, ledger.directory.manifest.recorder.get("dropped", 0))
-    if not lost:
+    if not (lost or failed):
         return None
     how, next_step = (
-        ("were dropped: the queue was full", "raise record.queue_rows, or record at a lower level")
+        (
+            "could not be written: " + "; ".join(f"{part}: {why}" for part, why in failed.items()),
+            "make room, and run again",
+        )
+        if failed
+        else ("were dropped: the queue was full", "raise record.queue_rows, or record at a lower level")
         if told
         else (
             "could not be written",
@@ -29,7 +35,7 @@ def rows_dropped(ledger: Ledger) -> FindingRow | None:
         )
     )
     return FindingRow(
-        id="rows_dropped", verdict="warn", severity="warning", message=f"{lost} rows {how}, so tables lack them",
+        id="rows_dropped", verdict="warn", severity="warning", message=f"{lost or 'some'} rows {how}, so tables lack them",
         next_step=next_step,
     )  # fmt: skip
 

@@ -4,7 +4,8 @@ import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 Function = Callable[..., Any]
 SCOPES = ("step", "stage", "epoch", "mini_batch", "micro_batch", "decode", "collective", "call")
@@ -17,6 +18,11 @@ class Probe:
     `stage` None means: the stage that is open when it is called. `args` maps a parameter to a tensor of the flow;
     `results` maps a field of the result ("" is the result itself) to a tensor; `metrics` maps a field to a metric's
     name ("*" as name: the field is a dict of metrics). `scope` says what one call counts as in the position of a step.
+
+    Frameworks whose step is no function have calls at its edges: what such a call begins stays open until the call that
+    ends it, or until something around it ends. A micro-batch that begins while its stage is not open opens that too.
+    `only_if` are paths in the arguments that must lead to the same object, two by two; `within` and `not_within` are
+    stages one of which must be open, or none.
     """
 
     stage: str | None
@@ -29,6 +35,10 @@ class Probe:
     metrics: Mapping[str, str] = field(default_factory=dict)
     versions: str = ""
     optional: bool = False
+    edge: Literal["", "begin", "end"] = ""
+    only_if: Mapping[str, str] = field(default_factory=dict)
+    within: tuple[str, ...] = ()
+    not_within: tuple[str, ...] = ()
 
 
 class Missed(Exception):  # noqa: N818
@@ -45,13 +55,17 @@ def replaced(changes: Sequence[tuple[str, Callable[[Function], Function]]]) -> I
     with ExitStack() as stack:
         for target, make in changes:
             try:
-                owner, name, original = locate(target)
+                stack.callback(replace(target, make))
             except Missed:
                 missed.append(target)
-                continue
-            setattr(owner, name, make(original))
-            stack.callback(setattr, owner, name, original)
         yield missed
+
+
+def replace(target: str, make: Callable[[Function], Function]) -> Callable[[], None]:
+    """Replace a target by what its maker returns for the original; returns what puts it back. Raises Missed."""
+    owner, name, original = locate(target)
+    setattr(owner, name, make(original))
+    return partial(setattr, owner, name, original)
 
 
 def locate(target: str) -> tuple[Any, str, Function]:

@@ -31,7 +31,7 @@ def load(connection: duckdb.DuckDBPyConnection, bindings: Mapping[str, int]) -> 
     """Create and fill the tables above."""
     content: dict[str, list[tuple[Any, ...]]] = {
         "flow_stages": [
-            (row.name, place, row.role, row.mesh, row.purpose, row.purpose_zh)
+            (row.name, place, row.role, row.reads_on or row.mesh, row.purpose, row.purpose_zh)  # what it counts, it reads
             for place, row in enumerate(stages().values())
         ],
         "flow_tensors": [

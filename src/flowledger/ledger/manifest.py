@@ -76,6 +76,7 @@ class Manifest(msgspec.Struct, kw_only=True, frozen=True):
     bindings: dict[str, int] = {}  # symbol of a dimension -> its value
     recorder: dict[str, int] = {}  # the recorder's own figures at the end: rows, bytes, dropped
     components: dict[str, Any] = {}  # reward components, model, tokenizer: what the run was put together from
+    job: str = ""  # the name that all processes of the job know it by, where several make the run together
     launcher: Process = msgspec.field(default_factory=Process.this)  # which opened the run
 
     def encode(self) -> bytes:

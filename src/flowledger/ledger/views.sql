@@ -146,6 +146,37 @@ FROM explained;
 CREATE VIEW first_of_replica AS
 SELECT process FROM processes WHERE coalesce(list_sum(list_transform(['tp', 'pp', 'cp', 'sp'], lambda axis: coalesce(coordinates[axis], 0))), 0) = 0;
 
+-- What each process spent in a stage itself: where stages lie inside of others or overlap, the one that began last has the time.
+CREATE VIEW own_seconds AS
+WITH whole AS (
+    SELECT run, source, process, step, role, stage, id, start_ns, end_ns FROM spans_view
+    WHERE span_kind = 'stage' AND stage IS NOT NULL AND step IS NOT NULL AND end_ns IS NOT NULL),
+moments AS (
+    SELECT DISTINCT run, source, process, step, unnest([start_ns, end_ns]) AS from_ns FROM whole),
+pieces AS (
+    SELECT *, lead(from_ns) OVER (PARTITION BY run, source, process, step ORDER BY from_ns) AS to_ns FROM moments),
+shares AS (
+    SELECT run, source, process, step, arg_max({'role': role, 'stage': stage}, (start_ns, id)) AS own, any_value(to_ns - from_ns) AS ns
+    FROM pieces JOIN whole USING (run, source, process, step) WHERE start_ns <= from_ns AND end_ns >= to_ns
+    GROUP BY run, source, process, step, from_ns)
+SELECT run, source, process, step, own.role AS role, own.stage AS stage, sum(ns) / 1e9 AS seconds
+FROM shares GROUP BY ALL;
+
+-- Of all ranks' time in a step the part that each stage had: no more than all of it together.
+CREATE VIEW stage_shares AS
+WITH whole AS (
+    SELECT run, source, process, step, max(latency_ms) / 1e3 AS seconds FROM spans_view
+    WHERE stage IS NULL AND span_kind <> 'comm' AND name IN ('step', 'rl_step') GROUP BY run, source, process, step),
+there AS (
+    SELECT run, source, process, step, sum(seconds) AS known FROM own_seconds GROUP BY run, source, process, step),
+longest AS (SELECT run, source, step, max(seconds) AS seconds FROM whole GROUP BY run, source, step),
+spent AS (  -- a process that records no steps of its own is there for those of the run
+    SELECT run, source, step, sum(greatest(coalesce(whole.seconds, longest.seconds), known)) AS seconds
+    FROM there LEFT JOIN whole USING (run, source, process, step) LEFT JOIN longest USING (run, source, step)
+    GROUP BY run, source, step)
+SELECT run, source, step, role, stage, sum(own_seconds.seconds) / nullif(any_value(spent.seconds), 0) AS share
+FROM own_seconds JOIN spent USING (run, source, step) GROUP BY run, source, step, role, stage;
+
 -- Of several ranks the slowest counts, by name, and beside its time how much of that it waited for others. Tokens stand at the
 -- span that knows them: the stage's own, else the sum over the spans inside it.
 CREATE VIEW stages AS
@@ -177,12 +208,12 @@ peaks_of_stages AS (
     SELECT run, source, step, stage,
         greatest(peak, live + max(residue) OVER (PARTITION BY run, source, step))::BIGINT AS peak FROM boundaries)
 SELECT merged.run, merged.source, merged.step, merged.stage, merged.role, merged.calls, merged.open_calls,
-    merged.seconds, merged.seconds / nullif(step_seconds.seconds, 0) AS share, slowest.rank AS slowest_rank,
+    merged.seconds, share, slowest.rank AS slowest_rank,
     slowest.waited AS waited_seconds, tokens_logical, tokens_valid,
     tokens_computed, CASE WHEN tokens_computed IS NOT NULL THEN tokens_valid / nullif(merged.seconds, 0) END AS tokens_per_s, peak AS peak_bytes
 FROM merged
-LEFT JOIN step_seconds ON merged.run = step_seconds.run AND merged.source = step_seconds.source
-    AND merged.step IS NOT DISTINCT FROM step_seconds.step
+LEFT JOIN stage_shares ON merged.run = stage_shares.run AND merged.source = stage_shares.source AND merged.step = stage_shares.step
+    AND merged.role IS NOT DISTINCT FROM stage_shares.role AND merged.stage = stage_shares.stage
 LEFT JOIN peaks_of_stages ON merged.run = peaks_of_stages.run AND merged.source = peaks_of_stages.source
     AND merged.step IS NOT DISTINCT FROM peaks_of_stages.step AND merged.stage = peaks_of_stages.stage
 LEFT JOIN flow_stages ON merged.stage = flow_stages.stage

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from flowledger.ledger import failures
 from flowledger.ledger.rows import MetricRow, Row
 
 FLUSH_S = 0.85
@@ -43,6 +44,7 @@ class Writer:
         self, part: Path, *, capacity: int = 100_000, flush_s: float = FLUSH_S, rotate_bytes: int = ROTATE_BYTES
     ):
         self.failure: OSError | None = None
+        self._part = part
         self._queue: deque[Row] = deque()
         self._room = capacity  # 0 once nothing more is taken
         self._dropped = 0
@@ -120,10 +122,17 @@ class Writer:
             try:
                 self._files.append(table, lines)
             except OSError as error:
-                self.failure = self.failure or error
-                self._room = count = 0
+                self._fail(error)
+                count = 0
             self._rows[table] = self._rows.get(table, 0) + count
             self._dropped += len(rows) - count
+
+    def _fail(self, error: OSError) -> None:
+        """Take no more, and leave the first error where a reader finds it."""
+        if self.failure is None:
+            self.failure = error
+            failures.keep(self._part, error)
+        self._room = 0
 
     def _encode(self, rows: list[Row]) -> tuple[bytes, int]:
         """One line a row, and how many; a row that JSON cannot hold (a foreign object, a lone surrogate) is left out."""

@@ -11,10 +11,11 @@ from flowledger.flow.rank_classes import spans as written
 from flowledger.ledger.rows import SpanRow
 from flowledger.plan import step_talk
 from flowledger.plan.course import Course
-from flowledger.plan.model_talk import Passes, rounds, through
+from flowledger.plan.gathered_ahead import gathered_ahead
+from flowledger.plan.model_talk import INT, Passes, rounds, through
 from flowledger.plan.setting import RankClass
 from flowledger.plan.shards import Cut
-from flowledger.plan.talk import Talk, peers_of
+from flowledger.plan.talk import Speaker, Talk, peers_of
 
 
 def communication(course: Course) -> list[Talk]:
@@ -52,14 +53,15 @@ def _with_equal_shares(course_of: Callable[[int], Course], on: Mesh, ranks: Iter
 
 def _seen(course: Course) -> Any:
     """Of each micro-batch the tokens whose logits are here, and the shapes of weights before FSDP cuts them."""
-    micros = dict.fromkeys(micro for mini in course.mini_batches for micro in mini)
+    minis = [*course.mini_batches, *(mini for batches in course.own.values() for mini in batches)]
+    micros = dict.fromkeys(micro for mini in minis for micro in mini)
     kinds = {
         (one.shape, *one.left.items()): (shards, one)
         for _, shards in course.models.values()
         for one in map(Cut, shards.weights)
     }
     return (
-        tuple(course.wanted(micro) for micro in micros),
+        tuple(course.wanted(micro, role) for role in ("actor", "critic") for micro in micros),
         tuple(shards.left(one, course.rank) for shards, one in kinds.values()),
     )
 
@@ -108,21 +110,32 @@ def _passes(course: Course, stage: str, role: str, numbers: int, *, learns: bool
 
 
 def _looking(course: Course, stage: str, role: str, numbers: int) -> Iterator[Talk]:
-    """A pass without gradients over all micro-batches."""
+    """A pass without gradients over all micro-batches: those of the update, or its own, whose number ranks agree on."""
     passes = _passes(course, stage, role, numbers, learns=False)
-    for mini in course.mini_batches:
-        yield from through(passes, rounds(mini, course))
+    yield from _cutting(course, stage)
+    for mini in course.batches(stage):
+        yield from through(passes, rounds(mini, course, role))
     read = 1 if role == "ref" else numbers  # nobody reads the reference's entropy
     yield from step_talk.from_last(course, stage, read)
 
 
+def _cutting(course: Course, stage: str) -> Iterator[Talk]:
+    """Who cuts samples anew agrees with other data-parallel ranks: two numbers of each mini-batch."""
+    if minis := course.own.get(stage):
+        size = len(minis) * INT
+        yield from Speaker(course.on, stage).say("how many micro-batches, and sequences", "all_reduce", "dp", size, 2)
+
+
 def _learning(course: Course, stage: str, role: str, epochs: int) -> Iterator[Talk]:
     """All optimizer steps of a model."""
-    passes = _passes(course, stage, role, 1 if role == "critic" else 2, learns=True)
-    once = [talk for mini in course.mini_batches if mini for talk in through(passes, rounds(mini, course))]
+    passes, minis = _passes(course, stage, role, 1 if role == "critic" else 2, learns=True), course.batches(stage)
+    yield from _cutting(course, stage)
+    once = [talk for mini in minis if mini for talk in through(passes, rounds(mini, course, role))]
     for talk in once:
         yield replace(talk, count=talk.count * epochs)
-    steps = epochs * sum(bool(mini) for mini in course.mini_batches)
+    looked = role == "critic" or course.config.old_log_prob_pass
+    yield from gathered_ahead(passes, minis, epochs, looked=looked)
+    steps = epochs * sum(bool(mini) for mini in minis)
     yield from step_talk.tied(course, stage, passes.shards, steps)
     yield from step_talk.updating(course, stage, steps, 2 if role == "critic" else 4)
 

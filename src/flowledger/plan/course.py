@@ -1,7 +1,7 @@
 """What one rank does in one step of flowledger's own loop: its rows, its micro-batches, its part of each model."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from flowledger.config import passes
 from flowledger.config.schema import RunConfig
@@ -23,6 +23,7 @@ class Course:
     on: Mesh
     models: Mapping[str, tuple[Architecture, Shards]]  # role -> its sizes and pieces
     mini_batches: Sequence[Sequence[Micro]]  # of this data-parallel rank
+    own: Mapping[str, Sequence[Sequence[Micro]]] = field(default_factory=dict)  # stage -> where it cuts samples anew
     prompt: int  # S_prompt
     response: int  # S_resp
 
@@ -56,13 +57,23 @@ class Course:
         """Bytes of an element of a weight and of its gradient: peft keeps adapters in float32 (plan/own_loop.py)."""
         return ITEMSIZE["float32"] if weight.part == ADAPTER else self.itemsize
 
-    def row(self, micro: Micro) -> TokenRow:
-        """A micro-batch as one row of tokens."""
-        return TokenRow(micro, sharing(self.config))
+    def batches(self, stage: str) -> Sequence[Sequence[Micro]]:
+        """Mini-batches of a stage; of a pass that cuts samples anew, one."""
+        return self.own.get(stage, self.mini_batches)
 
-    def wanted(self, micro: Micro) -> int:
+    def row(self, micro: Micro, role: str) -> TokenRow:
+        """A micro-batch as one row of tokens for a role's model."""
+        return TokenRow(micro, sharing(self.config, role))
+
+    def tokens(self, micro: Micro, role: str) -> int:
+        """Tokens of a micro-batch that go through the model on this rank: packed, or [B_micro, S] with all padding."""
+        if self.config.actor.packed:
+            return self.row(micro, role).local_tokens
+        return len(micro) * (self.prompt + self.response)
+
+    def wanted(self, micro: Micro, role: str) -> int:
         """Response tokens whose states are on this rank."""
-        return self.row(micro).wanted(self.on.at(self.rank, "cp"), self.on.at(self.rank, "sp"))
+        return self.row(micro, role).wanted(self.on.at(self.rank, "cp"), self.on.at(self.rank, "sp"))
 
     @property
     def bypasses(self) -> bool:

@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowledger.config.schema import RunConfig
+from flowledger.config.shards import START
 from flowledger.plan.arithmetic import MissingNameError, evaluate, names_in
 from flowledger.plan.lengths import Lengths
+from flowledger.plan.own_loop import dealt
 from flowledger.plan.packing import worst_of
 from flowledger.plan.passes import drawn
 from flowledger.tables.models import Architecture
@@ -105,7 +107,7 @@ def facts(config: RunConfig, architecture: Architecture | None, lengths: Lengths
     """Every name that a rule for this configuration's framework may use."""
     rules = table(family(config.framework))
     raw = {_spelling(key): value for key, value in config.raw.items()}
-    values: dict[str, Any] = {**_of_run(config), **_of_model(architecture)}
+    values: dict[str, Any] = {**_of_run(config), **_of_model(architecture), **_of_critic_stages(config, architecture)}
     keys: dict[str, str] = {name: key for name, key in KNOBS.items() if not config.raw}
     for fact in rules.facts:
         key = next((k for k in fact.keys if raw.get(_spelling(k)) is not None), None)
@@ -235,6 +237,21 @@ def _of_own_mesh(config: RunConfig) -> dict[str, Any]:
         "empty_stages": sum(count < 1 for count in config.actor.engine.layers_in_stages[1:-1]),
         "sequence_parallel": any(engine.sequence_parallel for engine in engines), "pipeline": engines[0].pipeline,
         "critic_pipeline": engines[-1].pipeline, "engine_meshes": any(engine.mesh is not None for engine in engines),
+    }  # fmt: skip
+
+
+def _of_critic_stages(config: RunConfig, architecture: Architecture | None) -> dict[str, Any]:
+    """Whether the pipeline of a critic with an engine of its own shares the layers, which are known where it copies the policy."""
+    critic = config.critic
+    if family(config.framework) != "flowledger" or critic is None or critic.engine is None:
+        return {"critic_engine": False}
+    if architecture is None or critic.path != START:
+        return {"critic_engine": False}
+    told = critic.engine.layers_in_stages
+    asked = critic.engine.model_copy(update={"mesh": config.mesh})
+    return {
+        "critic_engine": True, "critic_shares": dealt(asked, architecture.layers) is asked and all(told[1:-1]),
+        "critic_stages": list(told), "critic_first": critic.engine.layers_in_first_stage, "critic_last": critic.engine.layers_in_last_stage,
     }  # fmt: skip
 
 

@@ -34,8 +34,11 @@ def load(work: Work, config: RunConfig, dp: int, lengths: Lengths | None, values
     Where flowledger's own loop packs a prompt once for its samples, a static micro-batch holds as many prompts as samples
     in a row come from (more where a filter leaves groups in pieces), and a dynamic one is planned at its limit all the same.
     Its balancing deals the samples of a group to all dp ranks, and where cp cuts samples each has its prompt to itself.
+    A budget counts tokens without padding; where the loop pads, each sample of a micro-batch takes the greatest length.
     """
     found = _load(work, config, dp, lengths, values)
+    if config.framework == OWN and work.micro.dynamic and not config.actor.packed:  # [B_micro, S], short samples too
+        return replace(found, tokens=found.sequences * longest(config))
     shares = config.actor.packed and config.actor.shared_prompts and config.mesh.cp == 1
     if not (config.framework == OWN and shares):
         return found
@@ -81,6 +84,10 @@ def _load(work: Work, config: RunConfig, dp: int, lengths: Lengths | None, value
         found = drawn(rank_samples, budget, {**values, "dp": dp}, lengths)
         sequences = max(round(found.worst_tokens / lengths.mean(prompt)), -(-found.worst_tokens // whole))
         return Load(found.worst_tokens, sequences, max(1, round(found.micro_batches)))
+    if config.framework == OWN and micro.samples and micro.samples * whole <= budget:  # that many are there sooner
+        count = -(-rank_samples // min(rank_samples, micro.samples))
+        each = -(-rank_samples // count) if micro.balance else min(rank_samples, micro.samples)
+        return Load(each * whole, each, count)
     full = min(budget, rank_samples * whole)
     if values.get("scheme") != "balanced":
         each = min(rank_samples, max(1, budget // whole))

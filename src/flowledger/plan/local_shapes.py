@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
-from flowledger.flow.mesh import Mesh, authoritative, local_shape, mesh
+from flowledger.flow.mesh import Mesh, authoritative, local_shape
 from flowledger.flow.rank_classes import rank_classes, spans
 from flowledger.flow.tensors import Form, Tensor
 from flowledger.plan.setting import RankClass, Setting
@@ -41,7 +41,7 @@ def of_tensor(
         alike = _given(on, sizes) if on is setting.rollout else _of_tokens(on)
     else:
         alike = _alike(on, logical, placements)
-    cut, owners = _cut(on, placements), _owners(placements, on)
+    cut, owners = _cut(on, placements), _owners(placements, on, ranks.first)
     for first, count in alike:
         local = _local(logical, placements, on, first)
         if given and setting.local is not None:
@@ -67,10 +67,10 @@ def of_parameters(
         yield Held(*((only, 1) if only is not None else (0, setting.rollout.size)), whole, whole, (), "0")
         return
     placements = tuple(row.placement_of().items())
-    cut = _cut(setting.mesh, placements)
+    cut, within = _cut(setting.mesh, placements), tuple(one for one in placements if one[0] != "pp")
     for first, count in ((only, 1),) if only is not None else shards.classes(layer, ranks.first):
         logical, local = (shards.whole(first, layer),), (shards.local(first, layer),)
-        owners = _owners(placements, mesh(**{**dict(setting.mesh.degrees), "pp": 1}))
+        owners = _owners(within, setting.mesh, ranks.first)
         yield Held(first, count, logical, local, cut, owners)
 
 
@@ -129,5 +129,7 @@ def _cut(on: Mesh, placements: Placements) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)
-def _owners(placements: Placements, on: Mesh) -> str:
-    return spans(authoritative(dict(placements), on))
+def _owners(placements: Placements, on: Mesh, rank: int) -> str:
+    """Of the ranks of a pipeline stage, where `rank` is one of them: of a tensor that pp does not cut, this stage has one too."""
+    stage = on.rank({"pp": on.at(rank, "pp")})
+    return spans([stage + one for one in authoritative(dict(placements), on)])

@@ -10,6 +10,7 @@ from flowledger.config.schema import RunConfig
 from flowledger.flow.mesh import Mesh, cut, mesh
 from flowledger.plan.fsdp.adapters import parameters
 from flowledger.plan.load import Load
+from flowledger.plan.own_loop import asked
 from flowledger.plan.rows_of_tokens import Micro, Sample, Sharing, TokenRow, alike
 from flowledger.plan.setting import RankClass, Setting
 from flowledger.plan.shards import Shards
@@ -17,38 +18,43 @@ from flowledger.plan.weights import weights
 from flowledger.tables.models import Architecture
 
 
-def spread(setting: Setting, config: RunConfig, load: Load, classes: tuple[RankClass, ...]) -> Setting:
+def spread(
+    setting: Setting, config: RunConfig, load: Load, classes: tuple[RankClass, ...], role: str = "actor"
+) -> Setting:
     """A setting of one process, on the ranks of the configured mesh. One process stays as it is."""
     on = mesh(**config.mesh.degrees)
     if on.size == 1:
         return setting
     samples = setting.bindings["B_micro"] // on.degree("dp")
-    place = Place(config=config, on=on, micro=fullest_micro_batch(config, load), samples=samples)
+    place = Place(config=config, on=on, micro=fullest_micro_batch(config, load), samples=samples, role=role)
     return replace(
         setting, mesh=on, rollout=mesh(dp=on.size), local=place.sizes,
         bindings={**setting.bindings, **place.together(len(classes))},
-        sequence_parallel=config.actor.engine.sequence_parallel and on.degree("tp") > 1,
+        sequence_parallel=asked(config, role).sequence_parallel and on.degree("tp") > 1,
     )  # fmt: skip
 
 
 def shards(
-    models: Mapping[str, tuple[Architecture, str]], config: RunConfig, classes: tuple[RankClass, ...]
+    models: Mapping[str, tuple[Architecture, str]], config: RunConfig, classes: Mapping[str, tuple[RankClass, ...]]
 ) -> dict[str, Shards]:
-    """Role -> the pieces of its model, of which the size and the kind of head are given. With LoRA the policy is the reference."""
-    on, stages, lora = mesh(**config.mesh.degrees), tuple(one.layers for one in classes), config.model.lora
+    """Role -> the pieces of its model, of which size, kind of head and pipeline stages are given.
+
+    With LoRA the policy is the reference.
+    """
+    on, lora = mesh(**config.mesh.degrees), config.model.lora
     found = {}
     for role, (sizes, head) in models.items():
         held, adapted = weights(sizes, head=head), lora is not None and role in ("actor", "rollout")
         if lora is not None and adapted:
             held = (*held, *parameters(held, lora))
-        tied = sizes.tied and head == "lm"
+        tied, stages = sizes.tied and head == "lm", tuple(one.layers for one in classes[role])
         found[role] = Shards(weights=held, on=on, stages=stages, tied=tied, adapted=adapted)
     return {"ref": found["actor"], **found}
 
 
-def sharing(config: RunConfig) -> Sharing:
-    """Who shares a packed row of the actor."""
-    along = config.actor.engine.sequence_parallel
+def sharing(config: RunConfig, role: str = "actor") -> Sharing:
+    """Who shares a packed row of a role's model."""
+    along = asked(config, role).sequence_parallel
     return Sharing(
         cp=config.mesh.cp, sp=config.mesh.sp, tp=config.mesh.tp if along else 1,
         shared_prompts=config.actor.shared_prompts,
@@ -63,9 +69,8 @@ def fullest_micro_batch(config: RunConfig, load: Load) -> Micro:
     prompt, response = config.data.max_prompt_tokens, config.rollout.max_response_tokens
     group = max(1, config.rollout.samples_per_prompt // config.mesh.dp)
     micro = alike(load.sequences, prompt=prompt, response=response, group=group)
-    shared = Sharing(
-        shared_prompts=config.actor.shared_prompts and config.mesh.cp == 1
-    )  # under cp each sample stands alone
+    # under cp each sample stands alone, and where it is padded
+    shared = Sharing(shared_prompts=config.actor.shared_prompts and config.actor.packed and config.mesh.cp == 1)
     while len(micro) > 1 and TokenRow(micro, shared).tokens > load.tokens:  # a budget does not hold the last in full
         micro = micro[:-1]
     rest = load.tokens - TokenRow(micro, shared).tokens
@@ -79,6 +84,7 @@ class Place:
     config: RunConfig
     on: Mesh
     micro: Micro
+    role: str = "actor"  # whose model
     samples: int | None = (
         None  # B_micro of a dp rank; None: all of `micro`, which else has what is left of the tokens too
     )
@@ -90,7 +96,7 @@ class Place:
     def together(self, stages: int) -> dict[str, int]:
         """The same of all ranks."""
         sampled = [self._sampled(rank) for rank in range(self.on.size)] if self.on.size <= 64 else None
-        row, dp = TokenRow(self.micro, sharing(self.config)), self.on.degree("dp")
+        row, dp = TokenRow(self.micro, sharing(self.config, self.role)), self.on.degree("dp")
         ways = self.on.size // (dp * self.on.degree("tp") * stages)
         one_replica = (
             self.on.rank({"cp": at // self.on.degree("sp"), "sp": at % self.on.degree("sp")}) for at in range(ways)
@@ -108,7 +114,7 @@ class Place:
         return len(self.micro) if self.samples is None else self.samples
 
     def _trained(self, rank: int) -> Mapping[str, int]:
-        row = TokenRow(self.micro, sharing(self.config))
+        row = TokenRow(self.micro, sharing(self.config, self.role))
         wanted = row.wanted(self.on.at(rank, "cp"), self.on.at(rank, "sp"))
         chunk = self.config.actor.log_prob_chunk_tokens or wanted
         return {"T": row.local_tokens, "T_logit": min(chunk, wanted), "B_micro": self._samples}

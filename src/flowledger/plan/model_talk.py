@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import gcd, prod
 
 from flowledger.plan.course import Course
+from flowledger.plan.own_loop import asked
 from flowledger.plan.rows_of_tokens import Micro
 from flowledger.plan.shards import Cut, Shards
 from flowledger.plan.talk import Speaker, Talk
@@ -75,7 +76,11 @@ class Passes:
 
     def along_sequence(self) -> bool:
         """Whether norms and residuals are cut over tp."""
-        return self.course.config.actor.engine.sequence_parallel and self.course.on.degree("tp") > 1
+        return asked(self.course.config, self.role).sequence_parallel and self.course.on.degree("tp") > 1
+
+    def tokens(self, micro: Micro) -> int:
+        """Tokens of a micro-batch that go through the model on this rank."""
+        return self.course.tokens(micro, self.role)
 
 
 def through(passes: Passes, micro_batches: Sequence[Micro]) -> Iterator[Talk]:
@@ -101,7 +106,10 @@ def unit_bytes(course: Course, shards: Shards, cuts: Sequence[Cut], group: str) 
 
 
 def _units(passes: Passes, forward: Speaker, backward: Speaker) -> Iterator[Talk]:
-    """FSDP2: each layer is a unit, and what no layer owns another; experts that are dealt have units of their own."""
+    """FSDP2: each layer is a unit, and what no layer owns another; experts that are dealt have units of their own.
+
+    Each chunk of layers gathers what no layer owns; its gradient is reduced once a micro-batch.
+    """
     course, shards = passes.course, passes.shards
     dealt = course.on.degree("ep") > 1
     for layer in (*passes.layers, None):
@@ -119,7 +127,7 @@ def _units(passes: Passes, forward: Speaker, backward: Speaker) -> Iterator[Talk
                 yield from backward.say(f"{what}, gathered again", "all_gather", group, size, times)
                 learnt = [one for one in unit if shards.trains(one.weight)]
                 size = unit_bytes(course, shards, learnt, group)
-                yield from backward.say(f"gradients of {what}", "reduce_scatter", group, size, times * bool(learnt))
+                yield from backward.say(f"gradients of {what}", "reduce_scatter", group, size, int(bool(learnt)))
 
 
 def _tensor(passes: Passes, micro: Micro) -> Iterator[Talk]:
@@ -127,7 +135,7 @@ def _tensor(passes: Passes, micro: Micro) -> Iterator[Talk]:
     course, sizes = passes.course, passes.course.models[passes.role][0]
     if course.on.degree("tp") == 1:
         return
-    size = course.row(micro).local_tokens * sizes.hidden * course.itemsize
+    size = passes.tokens(micro) * sizes.hidden * course.itemsize
     forward, backward = passes.speaker("forward"), passes.speaker("backward")
     layers, first, last = len(passes.layers), *passes.ends
     heads = 2 * layers * sizes.head_dim * course.itemsize if sizes.qk_norm == "head" else 0
@@ -160,13 +168,13 @@ def _tensor(passes: Passes, micro: Micro) -> Iterator[Talk]:
 def _sequence(passes: Passes, micro: Micro) -> Iterator[Talk]:
     """Ranks of cp and sp attend together: by an exchange of heads, or in a ring, or the one within the other."""
     course, sizes = passes.course, passes.course.models[passes.role][0]
-    on, row, e = course.on, course.row(micro), course.itemsize
+    on, e = course.on, course.itemsize
     ring = on.degree("cp") > 1 and course.config.mesh.cp_kind == "ring"
     group = "sp" if ring else "tokens"
     ranks, tp, layers = Speaker(on, None).size(group), on.degree("tp"), len(passes.layers)
     heads, keys = sizes.heads // tp, sizes.kv_heads // tp
     keys *= ranks // gcd(keys, ranks)  # each rank gets equally many
-    token = row.local_tokens * sizes.head_dim * e
+    token = passes.tokens(micro) * sizes.head_dim * e
     for phase in ("forward", "backward") if passes.learns else ("forward",):
         speaker, times = passes.speaker(phase), layers * (1 + (phase == "backward" and passes.again))
         queries, *others = passes.unseen if phase == "backward" else (False, False, False)
@@ -194,7 +202,7 @@ def _experts(passes: Passes, micro: Micro) -> Iterator[Talk]:
     moe, sizes = passes.course.models[passes.role][0].moe, passes.course.models[passes.role][0]
     if moe is None:
         return
-    copies = passes.course.row(micro).local_tokens * moe.topk * sizes.hidden * passes.course.itemsize
+    copies = passes.tokens(micro) * moe.topk * sizes.hidden * passes.course.itemsize
     for phase in ("forward", "backward") if passes.learns else ("forward",):
         speaker, again = passes.speaker(phase), phase == "backward" and passes.again
         asked = passes.mixed * (phase == "forward" or again)
@@ -210,7 +218,7 @@ def _head(passes: Passes, micro: Micro) -> Iterator[Talk]:
     Several chunks are computed again in backward, as far as something was kept of it: to the softmax, where entropy has
     a gradient also to the one logit.
     """
-    course, wanted = passes.course, passes.course.wanted(micro)
+    course, wanted = passes.course, passes.course.wanted(micro, passes.role)
     if not passes.heads or course.on.degree("tp") == 1:
         return
     chunk = course.config.actor.log_prob_chunk_tokens or max(wanted, 1)
@@ -233,7 +241,7 @@ def _pipeline(passes: Passes, micro_batches: Sequence[Micro]) -> Iterator[Talk]:
     at, last = course.on.at(course.rank, "pp"), pp * passes.chunks - 1
     mine = range(at, last + 1, pp)
     after, before = sum(chunk < last for chunk in mine), sum(chunk > 0 for chunk in mine)
-    tokens = max(course.row(micro).local_tokens for micro in micro_batches)
+    tokens = max(passes.tokens(micro) for micro in micro_batches)
     rows = tokens // course.on.degree("tp") if passes.along_sequence() else tokens
     size, number = rows * course.models[passes.role][0].hidden * course.itemsize, len(micro_batches)
     forward, backward, outside = (passes.speaker(phase) for phase in ("forward", "backward", None))
@@ -246,10 +254,10 @@ def _pipeline(passes: Passes, micro_batches: Sequence[Micro]) -> Iterator[Talk]:
         yield from outside.say("whether shapes are known", way, "pp", FLOAT, after + before)
 
 
-def rounds(micro_batches: Sequence[Micro], course: Course) -> list[Micro]:
+def rounds(micro_batches: Sequence[Micro], course: Course, role: str) -> list[Micro]:
     """The micro-batches, and empty ones where an interleaved schedule takes rounds of equally many."""
     number, pp = len(micro_batches), course.on.degree("pp")
-    if course.config.actor.engine.pipeline == "interleaved" and pp > 1:
+    if asked(course.config, role).pipeline == "interleaved" and pp > 1:
         while number % max(1, number // pp):
             number += 1
     return [*micro_batches, *[()] * (number - len(micro_batches))]

@@ -4,6 +4,8 @@ from dataclasses import dataclass, replace
 
 from flowledger.config.engine import Engine, Logits, Lora, Mesh, Optimizer, Recompute, Serving
 from flowledger.config.schema import RunConfig
+from flowledger.flow.errors import BadInput
+from flowledger.flow.layers import stage_layers
 from flowledger.plan.fsdp.timeline import timeline
 from flowledger.plan.job import Job
 from flowledger.plan.serving import Served
@@ -13,10 +15,16 @@ from flowledger.plan.timeline import Timeline
 from flowledger.tables.models import Architecture
 
 
-def engine(config: RunConfig) -> Engine:
-    """The engine of the loop's models: Hugging Face modules, float32 logits in chunks, fused AdamW."""
+def asked(config: RunConfig, role: str) -> Engine:
+    """The settings that cut a role's model: the actor's, but where the critic has its own."""
+    critic = config.critic.engine if config.critic and role == "critic" else None
+    return critic or config.actor.engine
+
+
+def engine(config: RunConfig, role: str = "actor") -> Engine:
+    """The engine of a model of the loop: a Hugging Face module, float32 logits in chunks, fused AdamW."""
     mesh = config.mesh.model_copy(update={"etp": 1})  # tp leaves experts whole
-    return config.actor.engine.model_copy(
+    return asked(config, role).model_copy(
         update={
             "strategy": "single" if mesh.dp * mesh.cp * mesh.sp == 1 else "fsdp2",  # tp and pp leave nothing to shard
             "outside": "root",
@@ -36,6 +44,22 @@ def engine(config: RunConfig) -> Engine:
             "packed": config.actor.packed,
         }
     )
+
+
+def dealt(engine: Engine, layers: int) -> Engine:
+    """The same with every layer on a pipeline stage: where those asked for do not share them, which the rules refuse, evenly.
+
+    The first stages get what is left over, so that the rest of the plan can be made.
+    """
+    mesh = engine.mesh or Mesh()
+    first, last, told = engine.layers_in_first_stage, engine.layers_in_last_stage, engine.layers_in_stages
+    try:
+        stage_layers(layers, mesh.pp, mesh.vpp, first, last, told)
+    except BadInput:
+        each, left = divmod(layers, mesh.pp * mesh.vpp)
+        told = tuple(each + (stage < left) for stage in range(mesh.pp * mesh.vpp))
+        return engine.model_copy(update={"layers_in_stages": told})
+    return engine
 
 
 def adapters(config: RunConfig) -> Lora | None:
@@ -124,7 +148,8 @@ def prefill(config: RunConfig, architecture: Architecture, prompts: int, group: 
     tokens = config.data.max_prompt_tokens - 1
     if slots := config.rollout.max_running:
         prompts = min(prompts, -(-slots // group))
-    whole = engine(config).model_copy(update={"strategy": "single", "mesh": Mesh(), "packed": False})
+    stages = {"layers_in_stages": (), "layers_in_first_stage": None, "layers_in_last_stage": None}  # it has all layers
+    whole = engine(config).model_copy(update={"strategy": "single", "mesh": Mesh(), "packed": False, **stages})
     job = Job(
         architecture=architecture, engine=whole, world=1, sequences=prompts, tokens=prompts * tokens, longest=tokens,
         gradients=False, head="none",

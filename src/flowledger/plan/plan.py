@@ -24,7 +24,7 @@ from flowledger.plan.job import Job
 from flowledger.plan.lengths import Lengths
 from flowledger.plan.load import Load, load
 from flowledger.plan.memory import Scene, StageMemory
-from flowledger.plan.own_loop import Share, within
+from flowledger.plan.own_loop import Share, dealt, within
 from flowledger.plan.roles import Work
 from flowledger.plan.rows_of_tokens import Micro
 from flowledger.plan.serving import Served
@@ -57,7 +57,8 @@ class Plan:
 
     @cached_property
     def works(self) -> tuple[Work, ...]:
-        return roles.works(self.config)
+        works = roles.works(self.config)
+        return tuple(replace(one, engine=dealt(one.engine, self.sizes_of(one.role).layers)) for one in works)
 
     @cached_property
     def stages(self) -> tuple[str, ...]:
@@ -66,8 +67,17 @@ class Plan:
     @cached_property
     def classes(self) -> tuple[RankClass, ...]:
         """The actor's kinds of ranks."""
-        actor = next(work for work in self.works if work.role == "actor")
-        return roles.classes(actor.engine, self.architecture, roles.world(self.config))
+        return self._classes["actor"]
+
+    @cached_property
+    def _classes(self) -> Mapping[str, tuple[RankClass, ...]]:
+        """Role -> the pipeline stages of its model."""
+        world = roles.world(self.config)
+        return {
+            work.role: roles.classes(work.engine, self.sizes_of(work.role), world)
+            for work in self.works
+            if work.role == "actor" or self.config.framework == OWN
+        }
 
     @cached_property
     def loads(self) -> Mapping[str, Load]:
@@ -220,7 +230,29 @@ class Plan:
             unused=roles.unused(self.config), unwritten=roles.unwritten(self.config), shards=self._shards,
             stand_ins=roles.stand_ins(self.config),
         )  # fmt: skip
-        return loop_setting.spread(made, self.config, self.loads["update_actor"], self.classes) if own else made
+        of_stage = {work.stage: self._of_stage(work, made) for work in self.works if self._differs(work, actor)}
+        whole = loop_setting.spread(made, self.config, self.loads[actor.stage], self.classes) if own else made
+        return replace(whole, of_stage=of_stage)
+
+    def _differs(self, work: Work, actor: Work) -> bool:
+        """Whether a stage has other micro-batches or another model than the policy's update, on the same mesh."""
+        other = self.sizes_of(work.role) != self.architecture
+        if self.config.framework != OWN:
+            return work.engine.mesh == actor.engine.mesh and (other or work.micro != actor.micro)
+        asked, of_actor = own_loop.asked(self.config, work.role), own_loop.asked(self.config, "actor")
+        return other or asked != of_actor or roles.cut_anew(self.config, work.stage)
+
+    def _of_stage(self, work: Work, made: Setting) -> Setting:
+        """The setting of such a stage: its micro-batches, sizes and pipeline stages."""
+        one, dp, classes = self.loads[work.stage], self.dp(work), self._classes.get(work.role, ())
+        sizes = bindings(
+            self.config, self.sizes_of(work.role), dp, one.tokens, micro=work.micro,
+            samples_at_once=work.mini_batch_samples or self.config.samples_per_step,
+        )  # fmt: skip
+        alone = replace(made, bindings=sizes, classes=classes)
+        if self.config.framework != OWN:
+            return alone
+        return loop_setting.spread(alone, self.config, one, classes, work.role)
 
     @cached_property
     def _shards(self) -> Mapping[str, Shards]:
@@ -228,17 +260,19 @@ class Plan:
         if self.config.framework != OWN:
             return {}
         models = {work.role: (self.sizes_of(work.role), work.head) for work in self.works}
-        return loop_setting.shards({"rollout": (self.architecture, "lm"), **models}, self.config, self.classes)
+        models = {"rollout": (self.architecture, "lm"), **models}
+        return loop_setting.shards(models, self.config, {"rollout": self.classes, **self._classes})
 
     def course(
         self, rank: int, mini_batches: Sequence[Sequence[Micro]] | None = None, *,
-        prompt: int | None = None, response: int | None = None,
+        own: Mapping[str, Sequence[Sequence[Micro]]] | None = None, prompt: int | None = None, response: int | None = None,
     ) -> Course:  # fmt: skip
         """What one rank of flowledger's own loop does in a step; without micro-batches and widths, at its limits."""
         models = {role: (self.sizes_of(role), one) for role, one in self._shards.items()}
         return Course(
             config=self.config, rank=rank, on=self.setting.mesh, models=models,
             mini_batches=self._full if mini_batches is None else mini_batches,
+            own=self._full_own if own is None else own,
             prompt=prompt or self.config.data.max_prompt_tokens,
             response=response or self.config.rollout.max_response_tokens,
         )  # fmt: skip
@@ -246,9 +280,17 @@ class Plan:
     @cached_property
     def _full(self) -> Sequence[Sequence[Micro]]:
         """Mini-batches of one data-parallel rank, every micro-batch as full as it may get."""
-        one, samples = self.loads["update_actor"], self.config.samples_per_step
+        return self._full_of(next(work for work in self.works if work.stage == "update_actor"))
+
+    @cached_property
+    def _full_own(self) -> Mapping[str, Sequence[Sequence[Micro]]]:
+        """The same of stages that cut samples anew."""
+        return {work.stage: self._full_of(work) for work in self.works if roles.cut_anew(self.config, work.stage)}
+
+    def _full_of(self, work: Work) -> Sequence[Sequence[Micro]]:
+        one, samples = self.loads[work.stage], self.config.samples_per_step
         micro = loop_setting.fullest_micro_batch(self.config, one)
-        return ((micro,) * one.micro_batches,) * -(-samples // self.config.mini_batch_samples)
+        return ((micro,) * one.micro_batches,) * -(-samples // (work.mini_batch_samples or samples))
 
     def _dtypes(self) -> dict[str, str]:
         found: dict[str, str] = {}

@@ -49,10 +49,13 @@ def stages(config: RunConfig) -> tuple[str, ...]:
 
 
 def unused(config: RunConfig) -> frozenset[tuple[str, str]]:
-    """(stage, tensor) that the settings leave out: a KL stands either in the loss or in the reward, or has no weight."""
+    """(stage, tensor) that the settings leave out: a KL stands either in the loss or in the reward, or has no weight.
+
+    The own loop measures it without a weight too.
+    """
     algorithm = config.algorithm
-    in_reward = config.ref is not None and algorithm.kl_coef != 0 and algorithm.kl_in == "reward"
-    in_loss = config.ref is not None and algorithm.kl_coef != 0 and algorithm.kl_in == "loss"
+    measured = config.ref is not None and (config.framework == OWN or algorithm.kl_coef != 0)
+    in_reward, in_loss = (measured and algorithm.kl_in == place for place in ("reward", "loss"))
     bypass = algorithm.policy_loss == passes.BYPASS
     weighted = algorithm.rollout_correction.importance != "none" and not bypass
     needs = {need for row in find(algorithm.advantage) if row.what == "advantage" for need in row.needs}
@@ -68,6 +71,13 @@ def unused(config: RunConfig) -> frozenset[tuple[str, str]]:
         ("update_actor", "rollout_is_weights"): weighted,
     }
     return frozenset(where for where, asked in made.items() if not asked)
+
+
+def cut_anew(config: RunConfig, stage: str) -> bool:
+    """Whether a stage of the own loop has micro- or mini-batches that are not those of the policy's update."""
+    if stage == "update_critic":
+        return config.critic is not None and bool(config.critic.micro_batch or config.critic.mini_batch_prompts)
+    return stage != "update_actor" and passes.limits_of(config, stage) is not None
 
 
 def unwritten(config: RunConfig) -> frozenset[tuple[str, str]]:
@@ -92,13 +102,13 @@ def works(config: RunConfig) -> tuple[Work, ...]:
     actor = config.actor
     own = config.framework == OWN
     engine = own_loop.engine(config) if own else _with_mesh(actor.engine, config)
-    # the own loop's passes go over the micro-batches of its update, mini-batch by mini-batch
-    log_prob = None if own else actor.log_prob_micro_batch
+    # the own loop's passes go over the micro-batches of its update, mini-batch by mini-batch, where they have no limits
+    log_prob = actor.log_prob_micro_batch
     cut = config.mini_batch_samples if own else 0
     found = [
         Work(
             stage="old_log_prob", role="actor", engine=engine if own else _entropy(engine, actor.log_prob_entropy),
-            micro=log_prob or actor.micro_batch, gradients=False, mini_batch_samples=cut,
+            micro=log_prob or actor.micro_batch, gradients=False, mini_batch_samples=0 if log_prob else cut,
         ),
         Work(
             stage="update_actor", role="actor", engine=engine, micro=actor.micro_batch, gradients=True,
@@ -114,13 +124,15 @@ def works(config: RunConfig) -> tuple[Work, ...]:
                 stage="ref_log_prob",
                 role="actor" if shared else "ref",
                 engine=engine if own and shared else frozen if own else _entropy(frozen, "none"),
-                micro=(None if own else config.ref.micro_batch) or log_prob or actor.micro_batch,
+                micro=config.ref.micro_batch or log_prob or actor.micro_batch,
                 gradients=False,
-                mini_batch_samples=cut,
+                mini_batch_samples=0 if config.ref.micro_batch or log_prob else cut,
             )
         )
     if critic := config.critic:
-        critic_engine = _whole(engine) if own else _with_mesh(critic.engine or engine, config)
+        critic_engine = (
+            _whole(own_loop.engine(config, "critic")) if own else _with_mesh(critic.engine or engine, config)
+        )
         update = critic.micro_batch or actor.micro_batch
         prompts = critic.mini_batch_prompts
         mini = prompts * config.rollout.samples_per_prompt if prompts else config.mini_batch_samples

@@ -49,6 +49,12 @@ class Setting:
     shards: Mapping[str, Shards] = field(default_factory=dict)  # role -> its parameters, where the cut of each is known
     local: Local | None = None
     sequence_parallel: bool = False  # norms and residuals are cut over tp too
+    classes: tuple[RankClass, ...] = ()  # pipeline stages of the model at work, where they are not the actor's
+    of_stage: Mapping[str, "Setting"] = field(default_factory=dict)  # stage -> its own, where it differs
+
+    def at(self, stage: str) -> "Setting":
+        """What the shapes of a stage are resolved with."""
+        return self.of_stage.get(stage, self)
 
     def mesh_of(self, named: str) -> Mesh:
         """The mesh of a stage or tensor that says `train` or `rollout`."""

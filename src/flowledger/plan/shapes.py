@@ -34,22 +34,27 @@ def shapes(
 
     `kind`: tensors of this memory kind alone; `rank`: on this rank alone.
     """
-    if rank is not None:
-        classes = [one for one in classes if one.first <= rank < one.first + one.count]
     found: list[TensorRow] = []
     places = [name for name in order() if name in setting.stages]
     for at, name in enumerate(places):
+        here = setting.at(name)
+        present = _present(here.classes or classes, rank)
         for row in tensors().values():
-            if kind in (None, row.kind) and _is_there(row, name, setting, places[: at + 1]):
-                for place, form, access in _met(row, name, setting):
-                    for ranks in _that_differ(row, form, place, access, classes, setting):
-                        found += _rows(row, form, place, access, ranks, setting, rank)
-                    if _together(row, name, setting):
-                        found += _whole(row, form, place, access, setting, rank)
+            if kind in (None, row.kind) and _is_there(row, name, here, places[: at + 1]):
+                for place, form, access in _met(row, name, here):
+                    for ranks in _that_differ(row, form, place, access, present, here):
+                        found += _rows(row, form, place, access, ranks, here, rank)
+                    if _together(row, name, here):
+                        found += _whole(row, form, place, access, here, rank)
     for number, one in enumerate(found):
         one.seq = number
         one.t_ns = number
     return found
+
+
+def _present(classes: Sequence[RankClass], rank: int | None) -> Sequence[RankClass]:
+    """The classes that a rank is in, or all of them."""
+    return [one for one in classes if rank is None or one.first <= rank < one.first + one.count]
 
 
 def _is_there(row: Tensor, name: str, setting: Setting, so_far: Sequence[str]) -> bool:
@@ -174,7 +179,7 @@ def _that_differ(
         return classes
     if "/" in place and (row.name == "logits" or (setting.rollout is not None and _of_the_head(row, form))):
         return [ranks for ranks in classes if ranks.is_last]
-    return [replace(classes[0], name="all", count=sum(ranks.count for ranks in classes))]
+    return [replace(classes[0], name="all", first=0, count=sum(ranks.count for ranks in classes))]
 
 
 def _of_the_head(row: Tensor, form: Form) -> bool:

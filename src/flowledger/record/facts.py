@@ -31,6 +31,9 @@ class Facts:
             elif name.startswith("metric:"):
                 self._told.add(name[7:])
                 self._metric(name[7:], value, frame, now)
+            elif name == "metrics":
+                for metric, number in value.items():
+                    self._metric(metric, number, frame, now)
             elif name.startswith("token:"):
                 columns[name[6:]] = value
             elif name != "step":

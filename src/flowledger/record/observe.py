@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from flowledger.flow.tensors import stage_of, tensor
 from flowledger.ledger.rows import Row
 from flowledger.record.extract import Templates, Where, content_checksum, kept
 from flowledger.record.layers import Layers
@@ -129,7 +130,9 @@ class Observer:
     ) -> None:
         if watch.scope == "decode" and not watch.shown.first(frame, (name, access, value.shape)):
             return
-        row = self._templates.of(name, value, Where(frame.stage, access, _within(watch, frame)))
+        stage = frame.stage or stage_of(tensor(name).producer)  # what is met between stages belongs to who makes it
+        row = self._templates.of(name, value, Where(stage, access, _within(watch, frame)))
+        row.stage = stage
         local = value
         if _TENSORS[type(value)] > 1:
             local = value.to_local()

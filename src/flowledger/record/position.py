@@ -6,6 +6,9 @@ knows its micro-batch says so itself (a pipeline goes through them in an order o
 back to its parent frame, so the position is right after an exception too.
 """
 
+from collections.abc import Callable
+
+SCOPES = ("step", "stage", "epoch", "mini_batch", "micro_batch", "decode", "call")  # from the outermost
 _COUNTING = frozenset({"step", "stage", "epoch", "mini_batch"})  # scopes that count the calls within them
 _LEVEL = {"epoch": 0, "mini_batch": 1, "micro_batch": 2}
 
@@ -22,6 +25,7 @@ class Frame:
     peak_before: int | None = None
     masks: dict[str, tuple[list[int], float | None]] | None = None  # masks seen in this call: shape, kept fraction
     columns: dict[str, list[object]] | None = None  # what this stage learnt of its samples
+    close: Callable[[], None] | None = None  # of what stays open between two calls
 
     def __init__(self, name: str, scope: str, parent: "Frame | None" = None) -> None:
         self.name, self.scope, self.parent = name, scope, parent

@@ -15,6 +15,7 @@ from flowledger.flow.seams import Probe
 from flowledger.ledger.rows import Row, SpanRow
 from flowledger.record.buffers import Buffers
 from flowledger.record.collectives import Collectives
+from flowledger.record.edges import Edges
 from flowledger.record.extract import Templates
 from flowledger.record.facts import Facts
 from flowledger.record.layers import module_in
@@ -25,7 +26,7 @@ from flowledger.record.position import Frame, inner
 from flowledger.record.readings import Readings
 from flowledger.record.upkeep import Failures, cost, missed, trouble
 from flowledger.record.waiting import Alarm
-from flowledger.record.watch import Watch, pick
+from flowledger.record.watch import Named, Watch, pick
 
 clock = time.monotonic_ns
 
@@ -84,6 +85,7 @@ class Recorder:
         self._readings = Readings(self.put, limit, level=level)
         self.buffer: Callable[[Any, object, Frame, int], None] = Buffers(self.put, self._observer, templates).see
         self.collectives = Collectives(self, axes or {}, alarm)
+        self.edges = Edges(self)
 
     def enter(
         self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -91,6 +93,8 @@ class Recorder:
         """Open the span of a call; returns its frame, and what the call is to run in, if anything."""
         began = clock()
         here, probe = self._here, watch.probe
+        if watch.scope in ("step", "stage"):
+            self.edges.end(watch.scope)
         frame = inner(
             self.here(),
             name=watch.name, scope=watch.scope, stage=probe.stage, phase=probe.phase, role=watch.role,
@@ -113,6 +117,7 @@ class Recorder:
     def leave(self, watch: Watch, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Close the span of a call that returned."""
         began = clock()
+        self.edges.end_within(frame)
         self._hush(True)
         if watch.looks_out or (watch.scope == "stage" and self.level != "steps"):
             self.guard(self._left, watch, frame, args, kwargs, result, began)
@@ -123,11 +128,16 @@ class Recorder:
     def fail(self, watch: Watch, frame: Frame, error: BaseException) -> None:
         """Close the span of a call that raised; what a stage or a step did not finish becomes a finding."""
         began = clock()
+        self.edges.end_within(frame)
         self._hush(True)
         self.guard(self._failures.passed, frame, error, began)
         self._close(watch, frame, began, failed=True)
         self._hush(False)
         self.own_ns += clock() - began
+
+    def concerns(self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call is one that a conditional probe means."""
+        return bool(self.guard(watch.concerns, watch.arguments(args, kwargs), self.here().stage))
 
     def _close(self, watch: Watch, frame: Frame, now: int, *, failed: bool) -> None:
         self.guard(self._finish, watch, frame, now)
@@ -143,9 +153,21 @@ class Recorder:
             if watch.scope == "step":
                 self.guard(self._end_step, frame)
 
+    def see(self, watch: Watch, frame: Frame, access: str, named: Named) -> None:
+        """What a call has to show before it ends."""
+        began = clock()
+        self._hush(True)
+        self.guard(self._observer.see, watch, frame, access, named, began)
+        self._hush(False)
+        self.own_ns += clock() - began
+
     def here(self) -> Frame:
         """The innermost call that is open in this thread; elsewhere the newest of any."""
         return self._here.frame or self.latest
+
+    def inmost(self) -> Frame | None:
+        """The innermost call that is open in this thread, if any."""
+        return self._here.frame
 
     def new_span(self) -> int:
         """The number of a span that this process has not had."""
@@ -170,7 +192,7 @@ class Recorder:
     def stamp(self, row: Row, frame: Frame, now: int) -> None:
         """Say in a row when it was, on which rank and where in the step."""
         row.t_ns, row.rank, row.rank_count = now, self._rank, self._rank_count
-        row.step, row.role, row.stage, row.phase = frame.step, frame.role, frame.stage, frame.phase
+        row.step, row.role, row.stage, row.phase = frame.step, frame.role, frame.stage or row.stage, frame.phase
         row.epoch, row.mini_batch, row.micro_batch = frame.epoch, frame.mini_batch, frame.micro_batch
         row.policy_version = frame.policy_version
 
@@ -178,10 +200,6 @@ class Recorder:
         """Write a number (or each number of a small tensor) under a canonical name."""
         for row in metric_rows(name, value, weight):
             self.put(row, frame, now)
-
-    def wants(self, probe: Probe) -> bool:
-        """Whether this level has a span for each call. At `steps`, decode steps and calls without a phase go unseen."""
-        return self.level != "steps" or probe.scope not in ("decode", "call") or probe.phase is not None
 
     def missed(self, probe: Probe) -> None:
         """A probe found nothing to watch."""
@@ -209,6 +227,7 @@ class Recorder:
 
     def close(self) -> None:
         """Take the hooks off and write what is still to be said; the writer stays open."""
+        self.edges.end("step")
         self.collectives.close()
         self.guard(self._observer.lives.close)
         if self._hooks is not None:

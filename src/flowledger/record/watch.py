@@ -4,7 +4,7 @@ A key of `args` is a parameter, or a path from one (`weights.version`); a key of
 from one, "" for the result itself, or `args.` and a path for what the call writes into an argument. Values are tensors
 of the flow, or facts: `@step`, `@micro_batch` (which one this is, where the order of calls does not say it),
 `@policy_version`, `@tokenizer`, `@component_names`, `@dropped_reason`, `@model` (a module whose forward passes are worth
-watching), `@metric:NAME` (a number), `@token:COLUMN` (a value for each token). `record.collectives` has facts of its own.
+watching), `@metric:NAME` (a number), `@metrics` (many of them by name), `@token:COLUMN` (a value for each token). `record.collectives` has facts of its own.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from flowledger.record.position import Frame, OnceAStage
 _WHOLE = ("epoch", "mini_batch", "micro_batch", "decode", "call")  # one row at the end is enough
 _MISSING = object()
 _AT_STEPS = ("attention_mask", "generation_metadata")
-_FACTS_AT_STEPS = ("step", "micro_batch", "policy_version", "model")
+_FACTS_AT_STEPS = ("step", "micro_batch", "policy_version", "model", "metrics")
 Named = list[tuple[str, Any]]
 Path = tuple[str, ...]
 
@@ -44,6 +44,8 @@ class Watch:
             self._prune()
         self.looks_in = bool(self.reads or self.read_facts) or not self.whole
         self.looks_out = bool(self.writes or self.write_facts or probe.metrics)
+        self.conditions = bool(probe.only_if or probe.within or probe.not_within)
+        self._same = [(_path(one), _path(other)) for one, other in probe.only_if.items()]
         self._function = function
         self._names: list[str] | None = None
         self.shown = OnceAStage()  # of what a call that repeats (a decode step, a micro-batch) has to show
@@ -68,6 +70,12 @@ class Watch:
             parameters = inspect.signature(self._function).parameters.values()
             self._names = [parameter.name for parameter in parameters if parameter.kind in positional]
         return {**dict(zip(self._names, args, strict=False)), **kwargs}
+
+    def concerns(self, given: Mapping[str, Any], stage: str | None) -> bool:
+        """Whether a call with these arguments, made within a stage, is one that the probe means."""
+        if stage in self.probe.not_within or (self.probe.within and stage not in self.probe.within):
+            return False
+        return all(_follow(given, one) is _follow(given, other) for one, other in self._same)
 
     def span(self, frame: Frame, event: str, now: int | None) -> SpanRow:
         """A row of the span of one call; `now` is its end, None at its begin."""
@@ -118,7 +126,12 @@ def _path(key: str) -> Path:
 
 def _follow(value: Any, path: Path) -> Any:
     for step in path:
-        value = value.get(step, _MISSING) if isinstance(value, Mapping) else getattr(value, step, _MISSING)
+        if isinstance(value, Mapping):
+            value = value.get(step, _MISSING)
+        elif isinstance(value, (list, tuple)) and step.isdecimal():
+            value = value[int(step)] if int(step) < len(value) else _MISSING
+        else:
+            value = getattr(value, step, _MISSING)
         if value is _MISSING:
             return value
     return value

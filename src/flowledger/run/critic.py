@@ -4,15 +4,16 @@ Epochs, mini-batches and micro-batches are the policy's where `critic` has none 
 every function is called by its global name with keyword arguments, so that it can be watched from outside.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from flowledger.config import schema
+from flowledger.config.passes import limits_of
 from flowledger.config.schema import RunConfig
 from flowledger.flow.errors import BadInput
-from flowledger.run import batching, finite, models, value_model
+from flowledger.run import finite, models, value_model
 from flowledger.run import update as updates
 from flowledger.run.algorithms.aggregation import Totals, aggregate_tokens
 from flowledger.run.algorithms.value_loss import value_loss
@@ -20,10 +21,11 @@ from flowledger.run.batches import CriticUpdate
 from flowledger.run.batching import Batches, Indices, MiniBatch
 from flowledger.run.optimizer import adamw
 from flowledger.run.parallel import pipeline, schedules
-from flowledger.run.parallel.collectives import largest, total
+from flowledger.run.parallel.collectives import total
 from flowledger.run.parallel.ranks import ALONE, Ranks
 from flowledger.run.parallel.rows import Columns
 from flowledger.run.parallel.sharded import cut
+from flowledger.run.recut import recut
 from flowledger.run.update import rows_of
 from flowledger.run.value_model import ValueModel
 
@@ -84,10 +86,9 @@ def values(*, critic: Critic, config: RunConfig, ranks: Ranks = ALONE, batches: 
 
     0 for dropped samples and where response_mask is 0.
     """
-    settings = _settings(config)
     made = torch.zeros(columns["response_mask"].shape, device=columns["response_mask"].device)
-    if limits := settings.values_micro_batch or settings.micro_batch:  # no optimizer step cuts this pass
-        batches = _split(critic, batches, columns, ranks, mini_batch_samples=len(made), limits=limits)
+    if limits := limits_of(config, "values"):
+        batches = recut(batches, columns, ranks, limits=limits, bytes_per_token=critic.bytes_per_token)
 
     def one(samples: Indices) -> None:
         made[list(samples)] = values_micro_batch(
@@ -134,8 +135,8 @@ def update(
     settings = _settings(config)
     if settings.micro_batch or settings.mini_batch_prompts:
         prompts = settings.mini_batch_prompts or config.mini_batch_prompts
-        batches = _split(
-            critic, batches, columns, ranks,
+        batches = recut(
+            batches, columns, ranks, bytes_per_token=critic.bytes_per_token,
             mini_batch_samples=prompts * config.rollout.samples_per_prompt // ranks.degree("dp"),
             limits=settings.micro_batch or config.actor.micro_batch,
         )  # fmt: skip
@@ -155,18 +156,21 @@ def critic_epoch(
     *, critic: Critic, config: RunConfig, ranks: Ranks = ALONE, batches: Batches, columns: Columns
 ) -> list[CriticStep]:
     """One pass over all samples: one optimizer step per mini-batch that has something to learn from."""
-    return [
+    steps = (
         critic_mini_batch(critic=critic, config=config, ranks=ranks, batch=batch, columns=columns)
         for batch in batches.mini_batches
         if batch.micro_batches
-    ]
+    )
+    return [step for step in steps if step is not None]
 
 
 def critic_mini_batch(
     *, critic: Critic, config: RunConfig, ranks: Ranks = ALONE, batch: MiniBatch, columns: Columns
-) -> CriticStep:
-    """Accumulate the gradient over micro-batches, then step once."""
+) -> CriticStep | None:
+    """Accumulate the gradient over micro-batches, then step once; None, and no step, where every token is rejected."""
     totals = updates.mini_batch_totals(config, batch, columns["loss_mask"], ranks)
+    if not totals.tokens:
+        return None
     samples = columns["sample_id"][list(batch.samples)]
     with finite.traced(who="critic", rate="critic.lr", model=critic.model, sample_id=samples):
         made = critic_accumulate(critic=critic, config=config, ranks=ranks, totals=totals, batch=batch, columns=columns)
@@ -280,33 +284,3 @@ def _settings(config: RunConfig) -> schema.Critic:
     if config.critic is None:
         raise BadInput("there is no critic; add `critic: {path: start}`")
     return config.critic
-
-
-def _split(
-    critic: Critic,
-    batches: Batches,
-    columns: Columns,
-    ranks: Ranks,
-    *,
-    mini_batch_samples: int,
-    limits: schema.MicroBatch,
-) -> Batches:
-    """Batches of the critic's own, from the samples that the policy's batches hold; mini_batch_samples of this rank."""
-    kept = {sample for part in batches.micro_batches for sample in part}
-    lengths: list[int] = columns["attention_mask"].sum(-1).tolist()
-    mine = batching.split(
-        lengths=lengths,
-        kept=[sample in kept for sample in range(len(lengths))],
-        mini_batch_samples=mini_batch_samples,
-        limits=limits,
-        bytes_per_token=critic.bytes_per_token,
-    ).mini_batches
-    group = ranks.group("dp")
-    most = largest(torch.tensor([len(mini.micro_batches) for mini in mine]), group).tolist()
-    sequences = total(torch.tensor([mini.sequences for mini in mine]), group).tolist()
-    return Batches(
-        mini_batches=tuple(
-            replace(mini, micro_batches=batching.at_least(number, mini.micro_batches, lengths), sequences=all_of_it)
-            for mini, number, all_of_it in zip(mine, most, sequences, strict=True)
-        )
-    )

@@ -4,13 +4,13 @@ What is drawn at random is drawn on the CPU and moved, so that the same seed giv
 Python reads (lengths, sample ids, reasons, indices of rows) stays on the CPU, and travels between ranks by gloo.
 """
 
-import os
 from typing import Literal
 
 import torch
 import torch.distributed as dist
 
 from flowledger.flow.errors import BadInput
+from flowledger.run.parallel import environment
 
 CPU = torch.device("cpu")
 Asked = Literal["auto", "cpu", "cuda"]
@@ -21,18 +21,13 @@ def gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def processes_here() -> int:
-    """Processes that torchrun has started on this machine; 1 where it started none."""
-    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-
-
 def chosen(asked: Asked) -> torch.device:
     """The device of this process, made torch's current one: `cuda:LOCAL_RANK`, or the CPU.
 
     `auto` takes GPUs where there are enough, and where the process group, if there is one, can talk between them.
     Raises BadInput for `cuda` where they are not there.
     """
-    there, needed = gpus(), processes_here()
+    there, needed = gpus(), environment.processes_here()
     talks = not dist.is_initialized() or "nccl" in dist.get_backend_config()
     if asked == "cuda" and there < needed:
         what = (
@@ -43,6 +38,6 @@ def chosen(asked: Asked) -> torch.device:
         raise BadInput(f"device = cuda and {what}; use device = {'auto' if there else 'cpu'}")
     if asked == "cpu" or there < needed or not talks:
         return CPU
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    device = torch.device("cuda", environment.local_rank())
     torch.cuda.set_device(device)
     return device

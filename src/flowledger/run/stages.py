@@ -230,7 +230,7 @@ def old_log_prob(
         "response_mask": response_mask, "sample_id": sample_id,
     }  # fmt: skip
     made = update.log_probs(
-        model=model, config=config, ranks=ranks, batches=batches, columns=columns,
+        stage="old_log_prob", model=model, config=config, ranks=ranks, batches=batches, columns=columns,
         names=("new_log_prob", "entropy", *(("sum_pi_squared",) if config.needs("sum_pi_squared") else ())),
     )  # fmt: skip
     return OldLogProbs(
@@ -256,7 +256,9 @@ def ref_log_prob(
         "response_mask": response_mask, "sample_id": sample_id,
     }  # fmt: skip
     with reference.active() as model:
-        made = update.log_probs(model=model, config=config, ranks=ranks, batches=batches, columns=columns)
+        made = update.log_probs(
+            stage="ref_log_prob", model=model, config=config, ranks=ranks, batches=batches, columns=columns
+        )
     return RefLogProbs(ref_log_prob=made["new_log_prob"])
 
 

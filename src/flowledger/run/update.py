@@ -10,13 +10,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from flowledger.config.passes import limits_of
 from flowledger.config.schema import RunConfig
-from flowledger.run import finite, forward
+from flowledger.run import finite, forward, recut
 from flowledger.run import loss as losses
 from flowledger.run.algorithms.aggregation import Totals, totals_of
 from flowledger.run.batches import Update
 from flowledger.run.batching import Batches, Indices, MiniBatch, without
+from flowledger.run.causal_lm import unwrapped
 from flowledger.run.correction import corrected
+from flowledger.run.models import bytes_per_token
 from flowledger.run.parallel import pipeline, schedules, sharded
 from flowledger.run.parallel.collectives import total
 from flowledger.run.parallel.ranks import ALONE, Ranks
@@ -272,6 +275,7 @@ def optimizer_step(
 
 def log_probs(
     *,
+    stage: str = "old_log_prob",
     model: nn.Module,
     config: RunConfig,
     ranks: Ranks = ALONE,
@@ -279,10 +283,14 @@ def log_probs(
     columns: Columns,
     names: Sequence[str] = ("new_log_prob",),
 ) -> dict[str, Tensor]:
-    """`names` of what a forward pass says, each [B_prompt*G, S_resp], without gradient.
+    """`names` of what a forward pass says, each [B_prompt*G, S_resp], without gradient; 0 for dropped samples.
 
-    Micro-batch by micro-batch; 0 for dropped samples.
+    Micro-batch by micro-batch: those of the update, unless the settings have limits for the pass of this stage.
     """
+    if limits := limits_of(config, stage):
+        sizes = unwrapped(model).config.get_text_config()
+        each = bytes_per_token(layers=sizes.num_hidden_layers, hidden_size=sizes.hidden_size)
+        batches = recut.recut(batches, columns, ranks, limits=limits, bytes_per_token=each)
     where, squares = columns["response_mask"], "sum_pi_squared" in names
     made = {name: torch.zeros(where.shape, device=where.device) for name in names}
 

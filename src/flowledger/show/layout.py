@@ -32,6 +32,10 @@ def layout(ledger: Ledger, trained: Mapping[int, Trained]) -> Layout:
 
 # Framework -> its setting (as its own files name it) that deals samples to dp ranks by length.
 BALANCES = {"verl": "trainer.balance_batch", "slime": "balance_data"}
+# What else is no chunk. Source: slime/ray/rollout.py `_split_train_data_by_dp`: rank i of dp gets range(i, samples, dp).
+IN_TURN = {
+    "slime": "planned as chunks: without balance_data slime deals samples in turn, so another dp rank may train it"
+}
 
 
 def dealing(ledger: Ledger) -> str | None:
@@ -39,8 +43,10 @@ def dealing(ledger: Ledger) -> str | None:
     config = ledger.directory.manifest.config
     framework = config.get("framework", OWN_LOOP)
     key = BALANCES.get(framework)
-    if mesh_of(ledger).degree("dp") == 1 or not (framework == OWN_LOOP or (key and (config.get("raw") or {}).get(key))):
+    if mesh_of(ledger).degree("dp") == 1 or not (framework == OWN_LOOP or key):
         return None
+    if key and not (config.get("raw") or {}).get(key):
+        return IN_TURN.get(framework)
     who = f"with {key}" if key else "flowledger deals samples to dp ranks by length, so"
     return f"before balancing: {who} any dp rank may train it"
 

@@ -14,6 +14,7 @@ from flowledger.flow.rank_classes import RankClass, rank_classes, spans
 from flowledger.ledger.reader import Ledger
 from flowledger.show import layout as ledger_layout
 from flowledger.show.columns import Column, Rows, Table
+from flowledger.show.tables import check_step
 
 MOST_RANKS = 32  # that are listed one by one
 
@@ -45,10 +46,12 @@ def mesh_table(
 ) -> Table:
     """The map, or who holds one element of it. `step`: whose samples; None: the last that trained on the sample asked for, or on any.
 
-    Raises BadInput for what the job does not have, and for a token without its sample.
+    Raises BadInput for what the job does not have, for a step that is not there, and for a token without its sample.
     """
     if stage is not None:
         raise BadInput("--stage does not apply to mesh: it is the same in every stage that trains; leave it out")
+    if step is not None:
+        check_step(ledger, step)
     step = ledger_layout.step_of(ledger, question.sample if question else None, step)
     trained = ledger_layout.trained(ledger, step)
     made = ledger_layout.layout(ledger, trained)

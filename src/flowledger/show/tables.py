@@ -164,7 +164,7 @@ def table(ledger: Ledger, name: str, *, step: int | None = None, stage: str | No
     spec = TABLES[name]
     place = _place(name, spec, stage)
     if step is not None:
-        _check_step(ledger, step)
+        check_step(ledger, step)
     rows = _shown_source(ledger.rows(*_query(spec, step, place)))
     columns = spec.columns
     if name == "shapes":
@@ -236,7 +236,8 @@ def _shown_source(rows: Rows) -> Rows:
     return seen or rows
 
 
-def _check_step(ledger: Ledger, step: int) -> None:
+def check_step(ledger: Ledger, step: int) -> None:
+    """Raise BadInput, with the steps that there are, where a run has no such step."""
     tables = " UNION ".join(f"SELECT step FROM {name}" for name in ("spans", "metrics", "tensors", "memory", "samples"))
     found = [row["step"] for row in ledger.rows(f"FROM ({tables}) WHERE step IS NOT NULL ORDER BY step")]
     if step not in found:

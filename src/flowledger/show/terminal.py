@@ -286,6 +286,13 @@ def _common_bugs(table: Table, screen: Console, columns: list[Column]) -> None:
     screen.print(grid)
 
 
+SHARE = "share: of all ranks' time in the step, the part that the stage had for itself, without stages inside of it"
+
+
+def _shares(table: Table, screen: Console, columns: list[Column]) -> None:
+    screen.print(Text(SHARE, style="dim"))
+
+
 def _waits(table: Table, screen: Console, columns: list[Column]) -> None:
     """`step 0: rank 0 waited 20.1 s for rank 1 in filter (all_reduce over world); rank 1 was in reward`."""
     for row in table.summary.get("waits", ()):
@@ -323,6 +330,7 @@ def _notes(table: Table, screen: Console, columns: list[Column]) -> None:
 BENEATH: dict[str, Callable[[Table, Console, list[Column]], None]] = {
     "shapes": _common_bugs,
     "memory": peak_and_estimates,
+    "stages": _shares,
     "balance": _waits,
     "mesh": _notes,
 }

@@ -31,15 +31,16 @@ class Forward:
         self.copied = 0  # instant at which the first layer is copied out
         self.returned = 0  # last instant inside the model's forward
         self.asked = 0  # instant at which the head's unit is gathered
-        self.ends: list[tuple[Unit, int]] = []  # when each unit's gradients were reduced
+        self.ends: list[
+            tuple[Unit, int, int]
+        ] = []  # when each unit's gradients were reduced, and earlier ones are there
         self.direct: list[tuple[str, int, int]] = []  # gradients that no reduction cuts: label, bytes, birth
 
     def forward(self) -> None:
         """Embedding, layers, final norm, head and loss; the head's backward too, where there is one."""
         self._copy_out(self.outer.start is not None)
         at = self.clock.tick("forward/embedding")
-        self._copy_out(is_first(self.job))
-        self.copied = self.clock.now
+        self.copied = at + self.traffic.copies
         for layer, unit in enumerate(self.layers):
             self._layer_forward(unit, decoder_layer(self.job, unit.layer or 0), layer)
         self.run.add(
@@ -65,8 +66,8 @@ class Forward:
             self.clock.tick("forward/gather")
 
     def _layer_forward(self, unit: Unit, layer: Layer, number: int) -> None:
-        start = self.clock.now + 1
-        asked = self.copied if number == 0 and self.traffic.copies and is_first(self.job) else start
+        self._copy_out(holds=True)
+        asked, start = self.clock.now, self.clock.now + 1
         recompute = self.job.gradients and self.checkpointed
         forward(
             self.run,
@@ -79,13 +80,35 @@ class Forward:
         end = self.clock.now
         self.starts.append(start)
         self.made.append(layer)
-        if self.job.engine.reshard_after_forward:
-            self.traffic.whole(unit, asked, end)
-        elif not self.job.gradients:  # nothing gives it back before the next backward pass
-            self.traffic.whole(unit, asked, FOREVER)
-        self.flats.append((unit, asked, end + 1))
+        self._gathered(number, layer, asked, end)
         if self.job.engine.forward_prefetch and number + 1 < len(self.layers):
             self.traffic.ahead(self.layers[number + 1], start, end)
+
+    def _gathered(self, number: int, layer: Layer, asked: int, end: int) -> None:
+        """A layer's parameters, and the buffers that they arrive in: each lives until the next is copied out."""
+        unit, root = self.layers[number], self.outer.root
+        outer, inner = self.traffic.split(unit)
+        if root and self.begins(number):
+            self.traffic.flat(root, asked, asked)
+        until = end + (root is None or not self.begins(number + 1))  # where the next is the root of another chunk
+        at = next((number for number, step in enumerate(layer.steps, asked) if step.module == "experts"), end)
+        arrivals = [(outer, asked, at if inner else until), *([(inner, at, until)] if inner else [])]
+        self.flats += arrivals
+        if self.traffic.copies:
+            self.run.add("activations", self.run.stream, asked, asked, f"{unit.name}: its input", kind="temporary")
+        later = not self.traffic.copies
+        start = asked + later  # beside the buffer before, whose name the copy-out still holds (and gloo copies as much)
+        if self.job.engine.reshard_after_forward:
+            self.traffic.whole(outer, start, end)
+            if inner:
+                self.traffic.whole(inner, at + later, at + 1)
+        elif not self.job.gradients:  # nothing gives it back before the next backward pass
+            self.traffic.whole(unit, start, FOREVER)
+
+    def begins(self, number: int) -> bool:
+        """Whether this layer is the first of a later chunk of a pipeline's rank: a pass of its own, from root to root."""
+        later = 0 < number < len(self.layers)
+        return later and self.layers[number].layer != (self.layers[number - 1].layer or 0) + 1
 
     @property
     def _blind(self) -> bool:

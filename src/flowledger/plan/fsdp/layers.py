@@ -12,7 +12,7 @@ from flowledger.plan.fsdp.adapters import (
     shares_input,
 )
 from flowledger.plan.fsdp.steps import Step, kept_by, steps
-from flowledger.plan.fsdp.symbols import flags, keeps_stream, stream_in, symbols
+from flowledger.plan.fsdp.symbols import computes_in, flags, keeps_stream, stream_in, symbols
 from flowledger.plan.job import Job
 from flowledger.plan.saved import Kept
 from flowledger.plan.timeline import Clock, Live
@@ -101,7 +101,7 @@ def forward(run: Pass, found: Layer, phase: str, *, saves: bool, inside: bool = 
         where = f"{found.label} {step.name}:"
         own = held | _step_flags(run.job, step)
         run.temporary(step, "forward", at, where, own)
-        _adapter_moment(run, found, step, at, where, forward=True)
+        _adapter_moment(run, found, step, at, where, forward=True, casts=not saves)
         if blind and any(STEP_OF.get(pair.module) == step.module for pair in found.pairs):
             blind, found.reached = False, number
         if saves and not blind:
@@ -155,12 +155,18 @@ def _adapters(job: Job, layer: int) -> list[Adapter]:
     return adapters(job, tuple(weight for weight in weights(job.architecture) if weight.layer == layer))
 
 
-def _adapter_moment(run: Pass, layer: Layer, step: Step, at: int, where: str, *, forward: bool) -> None:
-    """An adapter's product, scaled, beside the frozen output; in backward its gradient and that of its input."""
+def _adapter_moment(
+    run: Pass, layer: Layer, step: Step, at: int, where: str, *, forward: bool, casts: bool = False
+) -> None:
+    """An adapter's product, scaled, beside the frozen output; in backward its gradient and that of its input.
+
+    `casts`: nothing keeps its input, which it casts for itself where it is wider than the model.
+    """
     size, tokens = computed_itemsize(run.job), int(str(run.names["T"]))
+    casts = casts and size > computes_in(run.job.engine)
     here = [pair for pair in layer.pairs if STEP_OF.get(pair.module) == step.module]
     if here:
-        widest = max(2 * pair.outputs if forward else pair.outputs + pair.inputs for pair in here)
+        widest = max(2 * one.outputs + casts * one.inputs if forward else one.outputs + one.inputs for one in here)
         run.add(
             "activations" if forward else "grads", size * tokens * widest, at, at, f"{where} adapter's product",
             kind="temporary", formula="itemsize * T * (in + out)", source="peft 0.21 tuners/lora/layer.py Linear.forward",

@@ -21,11 +21,39 @@ def in_flight(job: Job) -> float:
     """
     number, pp, chunks = job.micro_batches, job.mesh.pp, job.mesh.vpp
     if job.engine.pipeline == "interleaved":
-        in_round = number // max(1, number // pp)
-        warm_up = min((chunks - 1) * in_round + 2 * (pp - 1 - job.pp_rank), number * chunks)
-        return min(warm_up + 1, number * chunks) / chunks
+        return min(_warm_up(job) + 1, number * chunks) / chunks
     one_by_one = job.engine.pipeline == "1f1b" and (number >= pp or not is_own(job.engine))
     return min(number, pp - job.pp_rank) if one_by_one else number
+
+
+def _in_round(job: Job) -> int:
+    """Micro-batches that go through one chunk before the next is at work, interleaved."""
+    return job.micro_batches // max(1, job.micro_batches // job.mesh.pp)
+
+
+def one_round(job: Job) -> bool:
+    """Whether, interleaved, all micro-batches go back through one chunk before any goes back through the next."""
+    return job.mesh.vpp > 1 and _in_round(job) == job.micro_batches
+
+
+def _warm_up(job: Job) -> int:
+    """Passes forward before the first backward, interleaved; a pass is one micro-batch through one chunk."""
+    chunks = job.mesh.vpp
+    due = (chunks - 1) * _in_round(job) + 2 * (job.mesh.pp - 1 - job.pp_rank)
+    return min(due, job.micro_batches * chunks)
+
+
+def strays(job: Job) -> bool:
+    """Whether a chunk's backward pass gathers another chunk's layer ahead: that of the pass forward just before it.
+
+    FSDP2 gathers in the reverse order of what went forward since the last backward pass (_fsdp_param_group.py
+    `_backward_prefetch`, torch 2.13); interleaved, that is now and then another chunk.
+    """
+    chunks, each, warm = job.mesh.vpp, _in_round(job), _warm_up(job)
+    return any(
+        (warm + at) // each % chunks != chunks - 1 - at // each % chunks
+        for at in range(job.micro_batches * chunks - warm)
+    )
 
 
 def fills(job: Job) -> bool:
@@ -41,24 +69,29 @@ def add_others(run: Pass, begun: int, last: int, *, gone: bool) -> None:
     job = run.job
     if job.mesh.pp == 1:
         return
-    waiting = in_flight(job) - 1 - (gone and fills(job)) if job.gradients else 0
+    left = in_flight(job) - (gone and fills(job))
+    waiting = left - 1 if job.gradients else 0
     if waiting > 0:
         kept = sum(
             one.bytes for one in run.lives if one.kind == "activation" and one.born < begun <= one.dies and not one.host
         )
         label = f"activations of {waiting:g} more micro-batches in flight"
-        run.add("activations", round(waiting * kept), 0, last, label, formula="(in flight - 1) * activations")
+        less = 1 - job.last.tokens / job.tokens if job.last and fills(job) else 0  # the smaller one is among them
+        run.add("activations", round((waiting - less) * kept), 0, last, label, formula="(in flight - 1) * activations")
     if is_own(job.engine):
-        _travelling(run, last)
+        _travelling(run, last, left)
     elif is_last(job) and job.head == "lm" and job.gradients:
         _outputs(run, last)
 
 
-def _travelling(run: Pass, last: int) -> None:
-    """Hidden states [N, H] of each micro-batch and their gradients, in buffers of the stage that receives them."""
+def _travelling(run: Pass, last: int, left: float) -> None:
+    """Hidden states [N, H] of each micro-batch and their gradients, in buffers of the stage that receives them.
+
+    left: micro-batches in flight, whose inputs count as their activations.
+    """
     job, number, chunks = run.job, run.job.micro_batches, run.job.mesh.vpp
     after, before = chunks - is_last(job), chunks - is_first(job)  # chunks of layers that send to others, and receive
-    at_work = round(in_flight(job) * before) if job.gradients else min(before, 1)  # what was received is their input
+    at_work = round(left * before) if job.gradients else min(before, 1)  # what was received is their input
     more = {"kind": "comm_buffer", "formula": "m*r*N*H", "source": SOURCE}
     run.add("comm_buffer", (number * before - at_work) * run.stream, 0, last, "received hidden states", **more)
     if job.gradients:

@@ -6,7 +6,7 @@ from the first instant. Steps later than the first: the optimizer's states exist
 
 from dataclasses import replace
 
-from flowledger.plan.fsdp.pipeline import fills
+from flowledger.plan.fsdp.pipeline import fills, in_flight
 from flowledger.plan.fsdp.state import persistent, units
 from flowledger.plan.fsdp.write import OPTIMIZER, Write
 from flowledger.plan.job import Job
@@ -19,10 +19,15 @@ def timeline(job: Job, *, variant: str = "") -> Timeline:
     `variant` reads rows of another implementation of the layers first (a framework's own modules, compiled blocks; see
     tables/activations_hf.toml).
     """
+    last = job.last if job.last and job.gradients else None
+    number = job.micro_batches
     if fills(job):  # gradients come when activations are fewer
-        ways = [_written(job, variant, first=first) for first in (True, False)]
-    elif job.last is not None and job.gradients and job.mesh.pp == 1:  # gradients are there when it is smaller
-        ways = [_written(job, variant, first=job.micro_batches == 2), _written(job.last, variant)]
+        ways = [
+            _written(job, variant, first=True),
+            _written(last if last and number == 2 else job, variant, first=False),
+        ]
+    elif last and (job.mesh.pp == 1 or in_flight(job) == 1):  # gradients are there when it is smaller
+        ways = [_written(job, variant, first=number == 2), _written(last, variant)]
     else:
         ways = [_written(job, variant)]
     return max(ways, key=lambda made: made.peak().bytes)

@@ -6,7 +6,7 @@ gathered one unit ahead and freed at its own copy-out. A reduce-scatter's input 
 FSDP1 (torch/distributed/fsdp/_runtime_utils.py): the gathered flat parameter is the parameters; one unit is prefetched.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from flowledger.plan.fsdp.adapters import computed_itemsize
 from flowledger.plan.fsdp.state import SHARDED, grad_bytes, grad_itemsize, keeps_unsharded, unsharded_grad_bytes
@@ -63,6 +63,16 @@ class Traffic:
     def dealt(self, unit: Unit) -> int:
         """Elements of experts that are dealt to ranks: they are a unit inside the layer's."""
         return unit.steps.get("experts", 0) if self.job.mesh.ep > 1 else 0
+
+    def split(self, unit: Unit) -> tuple[Unit, Unit | None]:
+        """A layer, and the experts in it that are dealt to ranks: FSDP2 gathers and reduces those by themselves."""
+        dealt = self.dealt(unit)
+        if not (dealt and self.fsdp2):
+            return unit, None
+        rest = {step: size for step, size in unit.steps.items() if step != "experts"}
+        outer = replace(unit, base=unit.base - unit.away - dealt, away=0, steps=rest)
+        name, every = f"{unit.name} experts", dealt + unit.away
+        return outer, Unit(name, unit.layer, every, 0, 0, dealt, steps={"experts": dealt}, away=unit.away)
 
     def experts(self, unit: Unit, at: int) -> None:
         """Dealt experts are gathered when their own layer begins its backward, and no sooner."""
@@ -130,7 +140,10 @@ class Traffic:
         fresh = self._fresh()
         shard = grad_bytes(self.job, unit)
         if not fresh:
-            self.add("grads", "grad", shard, at, at, f"{unit.name}: output of the reduce-scatter", "elements / shard")
+            made = at + self.gloo  # as its copy, when the whole gradients are gone
+            self.add(
+                "grads", "grad", shard, made, made, f"{unit.name}: output of the reduce-scatter", "elements / shard"
+            )
 
     def settle(self, at: int) -> None:
         """The reduce-scatter input in flight is done with."""
@@ -139,14 +152,17 @@ class Traffic:
             self.add("comm_buffer", "comm_buffer", size, born, max(born, at), label, "elements * reduce itemsize")
             self.pending = None
 
-    def kept(self, unit: Unit, at: int, end: int) -> None:
-        """Gradients that stay until the optimizer step, and whole ones that wait for the last micro-batch."""
+    def kept(self, unit: Unit, at: int, end: int, there: int) -> None:
+        """Gradients that stay until the optimizer step, and whole ones that wait for the last micro-batch.
+
+        there: from when those of earlier micro-batches are.
+        """
         shard = grad_bytes(self.job, unit)
         if keeps_unsharded(self.job):
             self.add("grads", "grad", unsharded_grad_bytes(self.job, unit), 0, at, f"{unit.name}: gradients kept whole", "elements")  # fmt: skip
         born = at + (self.job.shard > 1)  # made when the whole gradients are gone
         self.add(
-            "grads", "grad", shard, born if self._fresh() else 0, end, f"{unit.name}: gradients", "elements / shard"
+            "grads", "grad", shard, born if self._fresh() else there, end, f"{unit.name}: gradients", "elements / shard"
         )
 
     def _fresh(self) -> bool:

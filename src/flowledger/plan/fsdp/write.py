@@ -5,9 +5,10 @@ from dataclasses import replace
 from flowledger.plan.fsdp.forward import Forward
 from flowledger.plan.fsdp.layers import backward, forward
 from flowledger.plan.fsdp.outer import Moments
-from flowledger.plan.fsdp.pipeline import add_others
+from flowledger.plan.fsdp.pipeline import add_others, fills, one_round, strays
 from flowledger.plan.fsdp.sac import kept_outputs
 from flowledger.plan.fsdp.state import SPLITS_GRADS, grad_itemsize, step_temporary_bytes
+from flowledger.plan.fsdp.steps import Step
 from flowledger.plan.fsdp.symbols import computes_in, is_autocast
 from flowledger.plan.fsdp.traffic import buckets
 from flowledger.plan.fsdp.units import Unit, gradient_shares, is_first, is_last
@@ -27,6 +28,7 @@ class Write(Forward):
     whole = 0  # bytes of that
     normed = 0  # last instant of the final norm's backward
     ended = 0  # last instant of the backward pass, but for reductions
+    there = 0  # from when gradients of the micro-batches before this one are there
 
     def backward(self) -> None:
         """Final norm, layers in reverse, embedding."""
@@ -35,7 +37,7 @@ class Write(Forward):
         if self.norm:
             backward(self.run, self.norm, lambda step, at: None)
         after, self.normed = self.clock.now + 1, self.clock.now
-        if self.layers and self.job.engine.reshard_after_forward:
+        if self.layers and self.job.engine.reshard_after_forward and self._looks_ahead:
             whole = inside(self.job) and not self.outer.tail
             hooked = (
                 self._instant("entropy/backward") if whole else 0
@@ -84,18 +86,45 @@ class Write(Forward):
             forward(self.run, layer, "recompute", saves=True, inside=True)
             self._boundary(number, start)
         shares = gradient_shares(unit, layer)
-        backward(self.run, layer, lambda step, at: self._weights(unit, step.name, shares[step.name], at))
+        outer, inner = self.traffic.split(unit)
+        kept = not self.job.engine.reshard_after_forward
+        born = self.starts[number] if kept else start
+
+        def made(step: Step, at: int) -> None:
+            one = inner if inner and step.module == "experts" else outer
+            self._weights(one, step.name, shares[step.name], at)
+            if one is inner:
+                self.traffic.whole(one, born, at)
+                self._reduced_at(one, at)
+
+        backward(self.run, layer, made)
         computed = self.clock.now  # gathered parameters are freed before gradients are reduced
-        self._reduced(unit)
+        self._reduced(outer)
         end = self.clock.now
         self._cast(unit, self.starts[number], end)
-        kept = not self.job.engine.reshard_after_forward
-        self.traffic.whole(unit, self.starts[number] if kept else start, computed)
+        self.traffic.whole(outer, born, computed)
         if not kept:
             self.traffic.experts(unit, start)
+        self._ahead(number, start, end)
+
+    def _ahead(self, number: int, start: int, end: int) -> None:
+        """What is gathered while a layer goes back: the one before it; where it begins a chunk, perhaps one of another."""
+        kept = not self.job.engine.reshard_after_forward
         before = self.layers[number - 1] if number else self.outer.start
-        if before and not kept:
+        if not self.begins(number):
+            if before and not kept and self._looks_ahead:
+                self.traffic.ahead(before, start, end)
+            return
+        if before and not kept and strays(self.job):
             self.traffic.ahead(before, start, end)
+        self.traffic.settle(end)
+        if one_round(self.job):
+            self.there = end + 1
+
+    @property
+    def _looks_ahead(self) -> bool:
+        """Whether backward gathers the next unit ahead: FSDP2 forgets the order of the forward passes once one went back."""
+        return self.is_first or not fills(self.job)
 
     def _boundary(self, number: int, start: int) -> None:
         """A checkpoint keeps the layer's input until its backward is done; selective ones some outputs as well."""
@@ -146,7 +175,9 @@ class Write(Forward):
             self.traffic.gradient(unit, step, elements, at)
             return
         fresh = self.is_first
-        self.direct.append((f"{unit.name} {step}: gradient", elements * grad_itemsize(job), at if fresh else 0))
+        self.direct.append(
+            (f"{unit.name} {step}: gradient", elements * grad_itemsize(job), at if fresh else self.there)
+        )
         if not fresh or is_autocast(job.engine):
             largest = min(elements, unit.largest)
             self.run.add(
@@ -161,11 +192,13 @@ class Write(Forward):
 
     def _reduced(self, unit: Unit) -> None:
         if self.job.engine.strategy in SPLITS_GRADS:
-            at = self.clock.tick(f"backward/{unit.name}/reduce")
-            self.traffic.reduce(unit, at)
-            self.ends.append((unit, at))
+            self._reduced_at(unit, self.clock.tick(f"backward/{unit.name}/reduce"))
             if self.traffic.gloo:
                 self.clock.tick(f"backward/{unit.name}/reduced")
+
+    def _reduced_at(self, unit: Unit, at: int) -> None:
+        self.traffic.reduce(unit, at)
+        self.ends.append((unit, at, self.there))
 
     def _embedding(self) -> None:
         """The embedding's gradient is as large as the embedding, whatever few of its rows were read."""
@@ -210,8 +243,8 @@ class Write(Forward):
             kind="temporary",
             source="torch/optim/adam.py",
         )
-        for unit, reduced in self.ends:
-            self.traffic.kept(unit, reduced, at)
+        for unit, reduced, there in self.ends:
+            self.traffic.kept(unit, reduced, at, there)
         for label, size, born in self.direct:
             self.traffic.add("grads", "grad", size, born, at, label, "elements * itemsize")
 

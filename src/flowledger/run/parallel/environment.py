@@ -6,7 +6,8 @@ from flowledger.flow.errors import BadInput
 
 WORLD, RANK, ADDRESS, PORT = "WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"
 NEEDED = (RANK, ADDRESS, PORT)
-LOCAL = (("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1))  # and the least that they may be
+LOCAL_RANK, LOCAL_WORLD = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+LOCAL = ((LOCAL_RANK, 0), (LOCAL_WORLD, 1))  # and the least that they may be
 LAST_PORT = 65535
 
 
@@ -42,7 +43,17 @@ def started() -> int:
 
 def first_here() -> bool:
     """Whether this is the first process of its machine."""
-    return os.environ.get("LOCAL_RANK", os.environ.get(RANK, "0")) == "0"
+    return os.environ.get(LOCAL_RANK, os.environ.get(RANK, "0")) == "0"
+
+
+def processes_here() -> int:
+    """Processes that were started on this machine; 1 where none were."""
+    return int(os.environ.get(LOCAL_WORLD, "1"))
+
+
+def local_rank() -> int:
+    """The number of this process on its machine, from 0."""
+    return int(os.environ.get(LOCAL_RANK, "0"))
 
 
 def _number(name: str, least: int, most: int | None) -> int:

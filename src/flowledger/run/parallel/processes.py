@@ -42,7 +42,7 @@ def start() -> None:
     """
     if world() == 1 or dist.is_initialized():
         return
-    each_has_one = device.gpus() >= device.processes_here()
+    each_has_one = device.gpus() >= environment.processes_here()
     try:
         dist.init_process_group(BACKENDS if each_has_one else "gloo", timeout=TIMEOUT)
     except (dist.DistError, RuntimeError, ValueError) as error:

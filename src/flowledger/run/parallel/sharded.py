@@ -81,9 +81,15 @@ def everywhere(tensors: Mapping[str, Tensor], ranks: Ranks) -> dict[str, Tensor]
 
 
 def gradient_norm(gradients: Sequence[Tensor], ranks: Ranks) -> Tensor:
-    """The 2-norm [] of gradients over all ranks, each element counted once; summed in float32 where there are several."""
+    """The 2-norm [] of gradients over all ranks, each element counted once; summed in float32, whatever they are kept in."""
     if ranks.size == 1:
-        return torch.nn.utils.get_total_norm(gradients)
+        norms = (
+            torch._foreach_norm([*gradients], 2, dtype=torch.float32)
+            if gradients
+            else [torch.zeros((), device=ranks.device)]
+        )
+        total: Tensor = torch.linalg.vector_norm(torch.stack(norms))
+        return total
     norms = [torch.linalg.vector_norm(local(grad), dtype=torch.float32) for grad in gradients]
     squares = torch.stack([norm.square() / _copies(grad, ranks) for norm, grad in zip(norms, gradients, strict=True)])
     return collectives.total(squares.sum(), ranks.group("world")).sqrt()

@@ -19,12 +19,12 @@ from flowledger.flow.lost import lost
 from flowledger.run.exceptions import told
 from flowledger.run.parallel.company import Company, Word
 from flowledger.run.place import place_of
+from flowledger.run.signals import SIGNALS, unheard
 
 TICK_S = 1.0  # between two looks at the store
 GRACE_S = 5.0  # for the main thread to end by itself
 # Of a process that does not end by itself.
 EXIT_CODES = {"bad_input": 2, "crashed": 1, "died": 1, "silent": 1, "hung": 1, "interrupted": 130}
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class Watch:
@@ -128,8 +128,4 @@ def _once(number: int, frame: FrameType | None) -> None:
 
 def _ignore() -> None:
     for number in SIGNALS:
-        signal.signal(number, _unheard)
-
-
-def _unheard(number: int, frame: FrameType | None) -> None:
-    """In place of SIG_IGN: Python complains of a signal that arrives while it gives that."""
+        signal.signal(number, unheard)

@@ -1,0 +1,140 @@
+"""How a process takes part in a run: it makes the run or joins it, and gets a part of the book and a recorder.
+
+All processes of one job have one name for it, which the run's manifest keeps: a run that another job has made is never
+written to. Nothing here raises into the job that is watched; what stands in the way is one line on stderr.
+"""
+
+import os
+import secrets
+import sys
+import time
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flowledger.flow.errors import BadInput
+from flowledger.flow.mesh import mesh
+from flowledger.ledger.directory import MANIFEST, RunDirectory, create, open_run
+from flowledger.ledger.manifest import Manifest
+from flowledger.ledger.writer import Writer
+from flowledger.record.place import Place
+from flowledger.record.recorder import Recorder
+
+RUN, JOB = "FLOWLEDGER_RUN", "FLOWLEDGER_JOB"
+LEVEL, OPS_EVERY, GROUPS = "FLOWLEDGER_LEVEL", "FLOWLEDGER_OPS_EVERY", "FLOWLEDGER_GROUPS"
+LEVELS = ("steps", "tensors", "tokens")
+WAIT_S = 10.0  # for the manifest of a run that another process of the job is making
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be recorded, and where to."""
+
+    path: Path
+    level: str = "tensors"
+    ops_every: int = 0  # operator by operator every so many steps; 0: never
+    groups: int = 1  # whose tokens are kept at level `tokens`
+    framework: str = "own"
+    framework_version: str | None = None
+    bindings: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise BadInput(f"level = {self.level!r} must be one of {', '.join(LEVELS)}")
+        for name in ("ops_every", "groups"):
+            if getattr(self, name) < 0:
+                raise BadInput(f"{name} = {getattr(self, name)} must be 0 or more")
+
+
+def asked(run: str | os.PathLike[str] | None = None, **settings: Any) -> Wanted | None:
+    """What is to be recorded: the settings that are given, else what the environment says; None where neither says where to.
+
+    Raises BadInput, naming the variable.
+    """
+    path = run or os.environ.get(RUN)
+    if not path:
+        return None
+    told: dict[str, Any] = {"level": os.environ.get(LEVEL)}
+    for name, variable in (("ops_every", OPS_EVERY), ("groups", GROUPS)):
+        text = os.environ.get(variable) or None
+        if text is not None and not text.isdecimal():
+            raise BadInput(f"{variable} = {text!r} must be a whole number, such as 1")
+        told[name] = int(text) if text is not None else None
+    given = {name: value for name, value in settings.items() if value is not None}
+    return Wanted(path=Path(path), **{name: value for name, value in told.items() if value} | given)
+
+
+@dataclass(frozen=True, slots=True)
+class Enrolled:
+    """A process that records."""
+
+    book: RunDirectory
+    made: bool  # by this process, which closes it too
+    ink: Writer
+    recorder: Recorder
+
+    def close(self, state: str = "closed") -> None:
+        """Write what is still to be said, and how the run ended where this process has made it."""
+        self.recorder.close()
+        self.ink.close()
+        if self.made:
+            stats = self.ink.stats()
+            self.book.close(state, {"rows": stats.rows, "bytes": stats.bytes, "dropped": stats.dropped})
+
+
+def enrol(wanted: Wanted, *, role: str = "actor", environ: MutableMapping[str, str] = os.environ) -> Enrolled:
+    """Take part in the run at `wanted.path`. Raises BadInput where that cannot be made, or is another job's."""
+    rank, size = int(environ.get("RANK") or 0), int(environ.get("WORLD_SIZE") or 1)
+    book, made = _book(wanted, job_of(environ), size)
+    ink = Writer(book.part(role, rank, coordinates={"dp": rank}))
+    meshes = {"train": mesh(dp=size), "rollout": mesh(dp=size)} if size > 1 else {}
+    recorder = Recorder(
+        ink, level=wanted.level, rank=rank, rank_count=size, role=role, bindings=wanted.bindings,
+        ops_every=wanted.ops_every, groups=wanted.groups, place=Place(rank=rank, meshes=meshes),
+        axes={tuple(range(size)): "dp"} if size > 1 else {},
+    )  # fmt: skip
+    return Enrolled(book, made, ink, recorder)
+
+
+def job_of(environ: MutableMapping[str, str]) -> str:
+    """The name of this job, the same in all of its processes: torchrun's own, or one that is handed down from here on."""
+    if "TORCHELASTIC_RUN_ID" in environ:
+        parts = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
+        return "/".join(environ.get(part, "") for part in parts)
+    return environ.setdefault(JOB, secrets.token_hex(8))
+
+
+def _book(wanted: Wanted, job: str, size: int) -> tuple[RunDirectory, bool]:
+    """The run, and whether this process has made it."""
+    try:
+        return create(wanted.path, _manifest(wanted, job, size)), True
+    except BadInput as error:
+        found = _joined(wanted.path, error)
+    if found.manifest.job not in (job, os.environ.get(JOB)):
+        raise BadInput(f"run {wanted.path} belongs to another job; choose another place for this one")
+    if found.state != "open":
+        raise BadInput(f"run {wanted.path} is {found.state} and takes no more rows; choose another place for this job")
+    return found, False
+
+
+def _joined(path: Path, why_not: BadInput) -> RunDirectory:
+    """The run that another process has just made, or raises why this one could not."""
+    until = time.monotonic() + WAIT_S
+    while not (path / MANIFEST).exists():
+        if not (path / "parts").is_dir() or time.monotonic() > until:
+            raise why_not
+        time.sleep(0.02)
+    return open_run(path)
+
+
+def _manifest(wanted: Wanted, job: str, size: int) -> Manifest:
+    return Manifest(
+        run=wanted.path.name, level=wanted.level, framework=wanted.framework,
+        framework_version=wanted.framework_version, mesh={"dp": size}, bindings=dict(wanted.bindings), job=job,
+    )  # fmt: skip
+
+
+def say(text: str) -> None:
+    """One line to whoever watches the job."""
+    print(f"flowledger: {text}", file=sys.stderr, flush=True)

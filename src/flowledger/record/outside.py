@@ -1,0 +1,120 @@
+"""Record a job from outside: where FLOWLEDGER_RUN is set, every Python process of it watches what the adapters name.
+
+`begin` runs when the interpreter starts, so it imports next to nothing. It waits for modules of the frameworks to be
+imported and wraps their functions then. A process takes part in the run when the first of them is called: who only
+imports a framework leaves no trace. The rest is the recorder's: nothing that goes wrong here reaches the job.
+"""
+
+import atexit
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from importlib import metadata
+from itertools import groupby
+from typing import TYPE_CHECKING
+
+from flowledger.flow.errors import BadInput
+from flowledger.flow.seams import Missed, Probe, replace
+from flowledger.record.adapters import trl
+from flowledger.record.awaited import Awaited
+
+if TYPE_CHECKING:
+    from flowledger.record.enrol import Enrolled
+    from flowledger.record.recorder import Recorder
+
+FRAMEWORKS: Mapping[str, Sequence[Probe]] = {"trl": trl.PROBES}  # by the name of the distribution
+
+_begun = False
+
+
+def begin() -> None:
+    """Watch this process, whose environment asks for it. The first call counts."""
+    global _begun
+    if _begun:
+        return
+    _begun = True
+    process, waiting = Process(), dict[str, Callable[[], None]]()
+    for framework, probes in FRAMEWORKS.items():
+        for name, some in groupby(sorted(probes, key=_module), _module):  # sorted keeps the order within a module
+            waiting[name] = partial(process.watch, framework, tuple(some))
+    Awaited(waiting).install()
+
+
+def _module(probe: Probe) -> str:
+    return probe.target.partition(":")[0]
+
+
+class Process:
+    """This process as the wrappers see it: a recorder that is made when it is first needed, in each fork anew."""
+
+    def __init__(self) -> None:
+        self.level = os.environ.get("FLOWLEDGER_LEVEL") or "tensors"
+        self._frameworks: list[str] = []  # that have been imported
+        self._missed: list[Probe] = []
+        self._pid = 0
+        self._recorder: Recorder | None = None
+
+    def watch(self, framework: str, probes: Sequence[Probe]) -> None:
+        """Wrap functions of a module that has just been imported."""
+        from flowledger.record.attach import maker, wants  # noqa: PLC0415  in a process that has the framework
+
+        self._frameworks.append(framework)
+        for probe in probes:
+            if wants(self.level, probe):
+                try:
+                    replace(probe.target, maker(probe, self.recorder, self.level))
+                except Missed:
+                    self._missed.append(probe)
+
+    def recorder(self) -> "Recorder | None":
+        """The recorder of this process; None where it cannot record, which has been said then."""
+        if self._pid != os.getpid():
+            self._pid, self._recorder = os.getpid(), None
+            self._recorder = self._enrolled()
+        return self._recorder
+
+    def _enrolled(self) -> "Recorder | None":
+        from flowledger.record.enrol import asked, enrol, say  # noqa: PLC0415
+
+        framework = self._frameworks[0]
+        try:
+            wanted = asked(framework=framework, framework_version=_version(framework))
+            if wanted is None:
+                return None
+            enrolled = enrol(wanted)
+        except BadInput as error:
+            say(f"{error}; this process is not recorded (pid {self._pid})")
+            return None
+        atexit.register(_end, enrolled, self._pid)
+        _watch_collectives(enrolled.recorder)
+        for probe in self._missed:
+            enrolled.recorder.missed(probe)
+        return enrolled.recorder
+
+
+def _version(framework: str) -> str | None:
+    try:
+        return metadata.version(framework)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _watch_collectives(recorder: "Recorder") -> None:
+    """From now on, where this process is one of several ranks."""
+    from flowledger.record.adapters import collectives  # noqa: PLC0415
+    from flowledger.record.attach import maker  # noqa: PLC0415
+
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_initialized() or distributed.get_world_size() < 2:
+        return
+    for probe in collectives.PROBES:
+        try:
+            replace(probe.target, maker(probe, lambda: recorder, recorder.level))
+        except Missed:
+            recorder.missed(probe)
+
+
+def _end(enrolled: "Enrolled", pid: int) -> None:
+    if pid == os.getpid():
+        enrolled.close()

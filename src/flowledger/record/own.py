@@ -1,0 +1,159 @@
+"""Record a loop of one's own: `with flowledger.recorder(RUN) as rec`, `rec.stage(name)`, `rec.tensors(name=tensor, …)`."""
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+from flowledger.flow.errors import BadInput, nearest
+from flowledger.flow.seams import Probe
+from flowledger.flow.stages import stages
+from flowledger.flow.tensors import tensors
+from flowledger.ledger.rows import FindingRow
+from flowledger.record.enrol import asked, enrol, say
+from flowledger.record.position import Frame
+from flowledger.record.recorder import Recorder, clock
+from flowledger.record.watch import Watch
+
+WITHIN = ("epoch", "mini_batch", "micro_batch")
+ACCESS = ("write", "read")
+
+
+@contextmanager
+def recorder(
+    run: str | os.PathLike[str] | None = None,
+    *,
+    level: str | None = None,
+    ops_every: int | None = None,
+    groups: int | None = None,
+    bindings: Mapping[str, int] | None = None,
+) -> Iterator["OwnLoop"]:
+    """Record a loop of your own into a new run, from one process or from every rank that torchrun has started.
+
+    run: where to; None: where `flowledger record -o RUN -- python mine.py` says, and nowhere without it. level: steps,
+    tensors (the usual) or tokens. ops_every: operator by operator every so many steps; 0, the usual: never. groups: of how
+    many groups of samples the tokens are kept. bindings: what a dimension's symbol stands for, `{"B_prompt": 8, "G": 4}`.
+    Raises BadInput where these are wrong. Where the run cannot be written one line says so, and the loop goes on.
+    """
+    wanted = asked(run, level=level, ops_every=ops_every, groups=groups, bindings=bindings)
+    if wanted is None:
+        yield OwnLoop(None)
+        return
+    try:
+        enrolled = enrol(wanted)
+    except BadInput as error:
+        say(f"{error}; nothing is recorded")
+        yield OwnLoop(None)
+        return
+    state = "crashed"
+    try:
+        yield OwnLoop(enrolled.recorder)
+        state = "closed"
+    except KeyboardInterrupt:
+        state = "interrupted"
+        raise
+    finally:
+        enrolled.close(state)
+
+
+class OwnLoop:
+    """What a loop tells of itself. What it tells wrongly becomes a finding, never an exception."""
+
+    def __init__(self, recorder: Recorder | None) -> None:
+        self._recorder = recorder
+        self._open: list[tuple[Watch, Frame]] = []
+        self._watches: dict[str, Watch] = {}
+        self._begun = 0  # steps
+        self._last: str | None = None  # stage of the step
+        self._told: set[str] = set()  # wrong names
+
+    @contextmanager
+    def step(self, number: int | None = None) -> Iterator[None]:
+        """One step, numbered from 0 where no number is given.
+
+        Without it a stage that does not come after the one before it, in the order of the flow, begins the next step.
+        """
+        given = {"step": self._begun if number is None else number}
+        self._begun, self._last = given["step"] + 1, None
+        with self._span("step", "step", given):
+            yield
+
+    @contextmanager
+    def stage(self, name: str, *, policy_version: int | None = None) -> Iterator[None]:
+        """One stage by its name in the flow: `rollout`, `reward`, `update_actor`, …; of which weights, where that is known."""
+        if self._recorder is None or not self._is(name, stages(), "stage"):
+            yield
+            return
+        order = list(stages())
+        if not self._open and (self._last is None or order.index(name) <= order.index(self._last)):
+            self._next_step()
+        self._last = name
+        with self._span("stage", name, {"version": policy_version}):
+            yield
+
+    @contextmanager
+    def within(self, scope: str) -> Iterator[None]:
+        """One `epoch`, `mini_batch` or `micro_batch` of the stage that is open; they are counted."""
+        if not self._is(scope, WITHIN, "part of a stage"):
+            yield
+            return
+        with self._span(scope, scope, {}):
+            yield
+
+    def tensors(self, access: str = "write", /, **named: Any) -> None:
+        """Tensors, a model or an optimizer by name in the flow; `write`: the open stage has made them, `read`: it reads them."""
+        known = [(name, value) for name, value in named.items() if self._is(name, tensors(), "tensor")]
+        if self._recorder is not None and self._is(access, ACCESS, "access"):
+            watch, frame = self._open[-1] if self._open else (self._watch("call", "tensors"), self._recorder.here())
+            self._recorder.see(watch, frame, access, known)
+
+    def metrics(self, **numbers: Any) -> None:
+        """Numbers, or small tensors of them, by name."""
+        if self._recorder is not None:
+            for name, value in numbers.items():
+                self._recorder.guard(self._recorder.metric, name, value, self._recorder.here(), clock())
+
+    def _next_step(self) -> None:
+        if self._recorder is not None:
+            self._recorder.edges.begin(self._watch("step", "step"), (), {"step": self._begun})
+            self._begun += 1
+
+    @contextmanager
+    def _span(self, scope: str, name: str, given: dict[str, Any]) -> Iterator[None]:
+        if self._recorder is None:
+            yield
+            return
+        watch = self._watch(scope, name)
+        frame, around = self._recorder.enter(watch, (), given)
+        self._open.append((watch, frame))
+        try:
+            with around or nullcontext():
+                yield
+        except BaseException as error:
+            self._recorder.fail(watch, frame, error)
+            raise
+        else:
+            self._recorder.leave(watch, frame, (), given, None)
+        finally:
+            self._open.pop()
+
+    def _watch(self, scope: str, name: str) -> Watch:
+        if name not in self._watches:
+            probe = Probe(
+                stage=name if scope == "stage" else None, target=f"flowledger:{name}", scope=scope,
+                args={"step": "@step"} if scope == "step" else {"version": "@policy_version"},
+            )  # fmt: skip
+            level = self._recorder.level if self._recorder is not None else "steps"
+            self._watches[name] = Watch(probe, self._watch, level)
+        return self._watches[name]
+
+    def _is(self, name: str, known: Iterable[str], what: str) -> bool:
+        """Whether a name is known; one that is not becomes a finding, once."""
+        if name in known:
+            return True
+        if self._recorder is not None and name not in self._told:
+            self._told.add(name)
+            message = f"no {what} is called {name!r}{nearest(name, known)}; it is not recorded"
+            row = FindingRow(id="name_unknown", verdict="warn", severity="warning", message=message)
+            self._recorder.put(row, self._recorder.here(), clock())
+        return False

@@ -1,0 +1,26 @@
+"""What a framework printed of its own metrics, one mapping a step."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+VERL_STEP = re.compile(r"step:\d+ - .*")
+VERL_METRIC = re.compile(r"([^\s:]+):(?:np\.\w+\()?([-+.\dein]+|nan|inf)")
+
+
+def of_verl(printed: str) -> list[dict[str, float]]:
+    """`step:1 - actor/loss:0.5 - …`, with whatever Ray puts before it."""
+    lines = VERL_STEP.findall(printed)
+    return [{name: float(value) for name, value in VERL_METRIC.findall(line)} for line in lines]
+
+
+def of_trl(printed: str) -> list[dict[str, float]]:
+    """`{'loss': '0.5', …}`, as the Trainer of transformers prints it; the summary of the run is left out."""
+    rows = [{name: float(value) for name, value in row.items()} for row in _rows(printed)]
+    return [row for row in rows if "loss" in row]
+
+
+def _rows(printed: str) -> Iterator[dict[str, str]]:
+    for line in printed.splitlines():
+        if line.startswith("{'"):
+            yield ast.literal_eval(line)
