@@ -109,7 +109,7 @@ class Bench:
         """
         from flowledger.ledger.writer import Writer
         from flowledger.record.adapters.loop import PROBES
-        from flowledger.record.attach import attach
+        from flowledger.record.attach import attach, wants
         from flowledger.record.recorder import Recorder
 
         meter = Meter()
@@ -118,7 +118,7 @@ class Bench:
             recorder = Recorder(
                 SlowSink(ink) if slow else ink, level=level, bindings=self._world.bindings, ops_every=ops_every
             )
-            inner, outer = _metered(meter, [probe for probe in PROBES if recorder.wants(probe)])
+            inner, outer = _metered(meter, [probe for probe in PROBES if wants(level, probe)])
             with replaced(inner), attach(PROBES, recorder), replaced(outer):
                 for _ in range(steps):
                     self._step()

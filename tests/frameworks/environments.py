@@ -36,7 +36,12 @@ def python(name: str) -> Path:
 
 
 def build(name: str) -> None:
-    """One environment, unless it is there already."""
+    """One environment, unless it is there already; flowledger is put into it anew each time."""
+    _build(name)
+    _pip(name, "--no-deps", "--editable", str(REPOSITORY))
+
+
+def _build(name: str) -> None:
     noted, note = FOLDER / name / "built", _note(name)
     if noted.is_file() and noted.read_text(encoding="utf-8") == note:
         return
@@ -44,7 +49,6 @@ def build(name: str) -> None:
     venv.create(FOLDER / name, symlinks=True)
     _pip(name, TORCH)
     _pip(name, "--no-deps", "--requirement", str(HERE / f"{name}.txt"))
-    _pip(name, "--no-deps", "--editable", str(REPOSITORY))
     if name == "verl":
         _tell(_site_packages(name))
     noted.write_text(note, encoding="utf-8")

@@ -14,7 +14,7 @@ from flowledger.ledger.reader import Ledger
 RECORD = (sys.executable, "-m", "flowledger", "record")
 B, G, MICRO, S_RESP = 16, 4, 8, launch.RESPONSE_TOKENS  # samples of a process, of a prompt, of a micro-batch
 TENSORS = {
-    ("rollout", "prompt_ids"), ("rollout", "response_ids"), ("rollout", "response_mask"),
+    ("prompt", "prompt_ids"), ("rollout", "response_ids"), ("rollout", "response_mask"),
     ("reward", "reward_components"), ("ref_log_prob", "full_sequence"), ("ref_log_prob", "ref_log_prob"),
     ("advantage", "advantage"), ("update_actor", "full_sequence"), ("update_actor", "advantage"),
     ("update_actor", "response_mask"), ("update_actor", "new_log_prob"), ("update_actor", "entropy"),

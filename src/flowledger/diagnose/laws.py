@@ -40,6 +40,10 @@ ITEMSIZE = {
 # Symbols whose size each rank has for itself: micro-batches differ, and so do decode steps.
 RAGGED = {"B_micro", "B_run", "B_admit", "B_slot", "N_decode", "S_cache", "T", "T_logit", "P"}
 
+# Frameworks in which each rank pads its samples to its own longest, and the widths that this makes differ.
+PAD_ALONE = {"trl", "own"}
+WIDTHS = {"S_prompt", "S_resp", "S"}
+
 TOKENS = "rows of `tokens`: record.level = tokens"  # what a law about tokens lacks where none were recorded
 
 # Noise floors in nats between two computations of the same log-prob, by the dtype that the model computes in.
@@ -81,9 +85,11 @@ def shapes_conserved(ledger: Ledger) -> Answer:
     ]
     meshes = meshes_of(ledger.directory.manifest.mesh)
     group_size = (ledger.directory.manifest.config.get("rollout") or {}).get("samples_per_prompt", 1)
+    alone = ledger.directory.manifest.framework in PAD_ALONE
     if meshes:
         for _, access in groupby(sorted(rows, key=_access_key), key=_access_key):
-            breaches += _put_together(list(access), meshes, group_size)
+            each = list(access)
+            breaches += _put_together(_levelled(each) if alone else each, meshes, group_size)
     return Answer(seen=len(rows), breaches=tuple(breaches))
 
 
@@ -102,6 +108,23 @@ def _put_together(rows: Rows, meshes: Mapping[str, Mesh], group_size: int) -> li
     for nth in zip(*by_rank.values(), strict=False):
         breaches += _whole(list(nth), meshes[lies_on], group_size if lies_on == "rollout" else 1)
     return breaches
+
+
+def _levelled(rows: Rows) -> Rows:
+    """The same rows, each as wide as the widest rank's: what they differ in there is padding."""
+    wide = [bool(WIDTHS & dim.symbols) for dim in parse_shape(rows[0]["dims"] or "[]")]
+    if not any(wide) or any(len(row["local_shape"]) != len(wide) for row in rows):
+        return rows
+    most = [max(sizes) for sizes in zip(*(row["local_shape"] for row in rows), strict=True)]
+    return [
+        row
+        | {
+            "local_shape": [
+                top if level else size for top, size, level in zip(most, row["local_shape"], wide, strict=True)
+            ]
+        }
+        for row in rows
+    ]
 
 
 def _whole(rows: Rows, on: Mesh, group_size: int) -> list[str]:

@@ -51,8 +51,10 @@ def assemble(connection: duckdb.DuckDBPyConnection, degrees: Mapping[str, int]) 
             SELECT access_key, dims.dim, local_shape[dims.dim] AS size, beside, parts_of_dim,
                 first_value(beside) OVER (PARTITION BY access_key, dims.dim ORDER BY dims.rank) AS first_beside
             FROM dims JOIN lines ON lines.cut = dims.cut AND lines.lies_on = dims.lies_on AND lines.dim = dims.dim AND lines.rank = dims.rank),
-        totals AS (SELECT access_key, dim, sum(size)::BIGINT AS total FROM sizes WHERE beside = first_beside
-            GROUP BY access_key, dim HAVING count(*) = any_value(parts_of_dim))
+        totals AS (
+            SELECT access_key, dim, (CASE WHEN max(parts_of_dim) = 1 THEN max(size)  -- each rank may pad to its own longest
+                ELSE sum(size) FILTER (beside = first_beside) END)::BIGINT AS total
+            FROM sizes GROUP BY access_key, dim HAVING count(*) FILTER (beside = first_beside) = any_value(parts_of_dim))
         SELECT access_key, list(total ORDER BY dim) AS logical_shape FROM totals GROUP BY access_key
         HAVING count(*) = (SELECT any_value(len(local_shape)) FROM parts WHERE parts.access_key = totals.access_key);
         UPDATE tensors SET logical_shape = wholes.logical_shape

@@ -242,11 +242,12 @@ def _of_own_mesh(config: RunConfig) -> dict[str, Any]:
 
 def _of_critic_stages(config: RunConfig, architecture: Architecture | None) -> dict[str, Any]:
     """Whether the pipeline of a critic with an engine of its own shares the layers, which are known where it copies the policy."""
+    if family(config.framework) != "flowledger":
+        return {}
     critic = config.critic
-    if family(config.framework) != "flowledger" or critic is None or critic.engine is None:
-        return {"critic_engine": False}
-    if architecture is None or critic.path != START:
-        return {"critic_engine": False}
+    if critic is None or critic.engine is None or architecture is None or critic.path != START:
+        names = ("critic_shares", "critic_stages", "critic_first", "critic_last")
+        return {"critic_engine": False} | dict.fromkeys(names)
     told = critic.engine.layers_in_stages
     asked = critic.engine.model_copy(update={"mesh": config.mesh})
     return {
