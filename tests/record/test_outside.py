@@ -160,3 +160,15 @@ def test_a_process_of_the_same_job_joins_and_a_fork_has_a_part_of_its_own(tmp_pa
         tmp_path / "run", "SELECT process, list(DISTINCT step ORDER BY step) FROM spans WHERE name = 'step' GROUP BY 1"
     )
     assert sorted(steps for _, steps in steps) == [[0, 1, 2], [2]]
+
+
+def test_an_error_of_its_own_reaches_no_import_and_no_call(tmp_path):
+    broken = "import flowledger.record.attach as a; a.maker = None\n" + CALL
+    done = job(broken, FLOWLEDGER_RUN=str(tmp_path / "run"))
+    assert (done.returncode, done.stdout) == (0, "goes on\n")
+    assert "is not watched: TypeError" in done.stderr and "Traceback" not in done.stderr
+    broken = "import flowledger.record.enrol as e; e.enrol = None\n" + CALL
+    done = job(broken, FLOWLEDGER_RUN=str(tmp_path / "run"))
+    assert (done.returncode, done.stdout) == (0, "goes on\n")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("flowledger: the recorder failed: TypeError") and "not recorded" in line

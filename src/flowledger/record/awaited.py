@@ -47,5 +47,9 @@ class Awaited(MetaPathFinder):
 
     def _arrived(self, name: str) -> None:
         work = self._then.pop(name, None)
-        if work is not None:
+        if work is None:
+            return
+        try:
             work()
+        except Exception as error:  # noqa: BLE001  the import itself has gone well, and must be seen to
+            print(f"flowledger: {name} is not watched: {type(error).__name__}: {error}", file=sys.stderr)

@@ -83,8 +83,9 @@ class Process:
             if wanted is None:
                 return None
             enrolled = enrol(wanted)
-        except BadInput as error:
-            say(f"{error}; this process is not recorded (pid {self._pid})")
+        except Exception as error:  # noqa: BLE001  whatever it is, the job that is watched goes on
+            what = error if isinstance(error, BadInput) else f"the recorder failed: {type(error).__name__}: {error}"
+            say(f"{what}; this process is not recorded (pid {self._pid})")
             return None
         atexit.register(_end, enrolled, self._pid)
         _watch_collectives(enrolled.recorder)
