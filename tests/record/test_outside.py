@@ -172,3 +172,18 @@ def test_an_error_of_its_own_reaches_no_import_and_no_call(tmp_path):
     assert (done.returncode, done.stdout) == (0, "goes on\n")
     (line,) = done.stderr.splitlines()
     assert line.startswith("flowledger: the recorder failed: TypeError") and "not recorded" in line
+
+
+def test_processes_that_a_job_starts_belong_to_it_and_so_do_ranks_of_one_torchrun(tmp_path):
+    held = CALL.replace("print('goes on')", "import time; time.sleep(2)")
+    both = f"""
+import os, subprocess, sys
+each = [dict({{}}), {{"TORCHELASTIC_RUN_ID": "a"}}]
+for more in (each[:1] * 2, each[1:] * 2):
+    run = os.environ["FLOWLEDGER_RUN"] + str(len(more[0]))
+    for one in [subprocess.Popen([sys.executable, "-c", {held!r}], env=os.environ | e | {{"FLOWLEDGER_RUN": run}}) for e in more]:
+        one.wait()
+"""
+    done = job(both, FLOWLEDGER_RUN=str(tmp_path / "many"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [len(list((tmp_path / f"many{n}" / "parts").iterdir())) for n in (0, 1)] == [2, 2]

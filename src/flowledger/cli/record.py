@@ -24,7 +24,7 @@ def record(
     groups: Annotated[int, typer.Option("--groups", min=0, help="at level tokens: groups a step that are kept")] = 1,
     tables: Annotated[bool, typer.Option("--tables", help="end with the ledgers and one sample's passport")] = False,
 ) -> None:
-    """Launch a training and record it: flowledger record -o RUN -- python -m verl.trainer.main_ppo …
+    """Launch a training and record it: flowledger record -o RUN -- python train_grpo.py …
 
     Its exit code is the command's own. Every process of the job takes part that has the environment of the launch; where
     processes start elsewhere (another node, a Ray cluster), set FLOWLEDGER_RUN and FLOWLEDGER_JOB there.
@@ -38,10 +38,10 @@ def record(
     environment = os.environ | {
         enrol.RUN: str(path), enrol.LEVEL: level, enrol.OPS_EVERY: str(ops_every), enrol.GROUPS: str(groups),
     }  # fmt: skip
-    enrol.job_of(environment)
+    job = environment.setdefault(enrol.JOB, enrol.new_job())
     code = _launched(command, environment)
     with deaf():
-        _conclude(path, code, tables=tables)
+        _conclude(path, job, code, tables=tables)
     if code:
         raise typer.Exit(code)
 
@@ -63,12 +63,14 @@ def _launched(command: list[str], environment: dict[str, str]) -> int:
     return code if code >= 0 else 128 - code
 
 
-def _conclude(path: Path, code: int, *, tables: bool) -> None:
+def _conclude(path: Path, job: str, code: int, *, tables: bool) -> None:
     """Close the book of the run and show what is in it; a job that nothing was seen of left none."""
     from flowledger.cli.finish import finish
     from flowledger.cli.recorded import on_disk
     from flowledger.ledger.directory import MANIFEST, open_run
 
+    if (path / MANIFEST).exists() and open_run(path).manifest.job != job:
+        return  # another job has made a run there meanwhile, and this one has said that it is not recorded
     if not (path / MANIFEST).exists():
         print(
             f"flowledger: nothing was recorded: the command called nothing of {_frameworks()} that is watched",

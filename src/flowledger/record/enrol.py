@@ -5,7 +5,6 @@ written to. Nothing here raises into the job that is watched; what stands in the
 """
 
 import os
-import secrets
 import sys
 import time
 from collections.abc import Mapping, MutableMapping
@@ -22,6 +21,7 @@ from flowledger.record.place import Place
 from flowledger.record.recorder import Recorder
 
 RUN, JOB = "FLOWLEDGER_RUN", "FLOWLEDGER_JOB"
+FIRST = "FLOWLEDGER_FIRST"  # handed down by the first process of a job that nobody has named
 LEVEL, OPS_EVERY, GROUPS = "FLOWLEDGER_LEVEL", "FLOWLEDGER_OPS_EVERY", "FLOWLEDGER_GROUPS"
 LEVELS = ("steps", "tensors", "tokens")
 WAIT_S = 10.0  # for the manifest of a run that another process of the job is making
@@ -98,11 +98,18 @@ def enrol(wanted: Wanted, *, role: str = "actor", environ: MutableMapping[str, s
 
 
 def job_of(environ: MutableMapping[str, str]) -> str:
-    """The name of this job, the same in all of its processes: torchrun's own, or one that is handed down from here on."""
+    """The name of this job, the same in all of its processes: the one told, torchrun's own, or that of its first process."""
+    if told := environ.get(JOB):
+        return told
     if "TORCHELASTIC_RUN_ID" in environ:
         parts = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
         return "/".join(environ.get(part, "") for part in parts)
-    return environ.setdefault(JOB, secrets.token_hex(8))
+    return environ.setdefault(FIRST, new_job())
+
+
+def new_job() -> str:
+    """A name that no other job has."""
+    return os.urandom(8).hex()
 
 
 def _book(wanted: Wanted, job: str, size: int) -> tuple[RunDirectory, bool]:
@@ -111,7 +118,7 @@ def _book(wanted: Wanted, job: str, size: int) -> tuple[RunDirectory, bool]:
         return create(wanted.path, _manifest(wanted, job, size)), True
     except BadInput as error:
         found = _joined(wanted.path, error)
-    if found.manifest.job not in (job, os.environ.get(JOB)):
+    if found.manifest.job != job:
         raise BadInput(f"run {wanted.path} belongs to another job; choose another place for this one")
     if found.state != "open":
         raise BadInput(f"run {wanted.path} is {found.state} and takes no more rows; choose another place for this job")

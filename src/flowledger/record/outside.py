@@ -34,6 +34,9 @@ def begin() -> None:
     if _begun:
         return
     _begun = True
+    os.environ.setdefault(
+        "FLOWLEDGER_FIRST", os.urandom(8).hex()
+    )  # for what this process starts, as `enrol` names jobs
     process, waiting = Process(), dict[str, Callable[[], None]]()
     for framework, probes in FRAMEWORKS.items():
         for name, some in groupby(sorted(probes, key=_module), _module):  # sorted keeps the order within a module
