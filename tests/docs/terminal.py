@@ -14,7 +14,8 @@ from flowledger import cli
 
 
 def typed(words: str | Sequence[str], place: Path, **environment: str) -> CompletedProcess[str]:
-    """`flowledger WORDS`, typed in a directory with these variables set."""
+    """`flowledger WORDS`, typed in a directory with these variables set, and this environment's commands on the path."""
+    environment = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"} | environment
     command = ["flowledger", *(shlex.split(words) if isinstance(words, str) else words)]
     out, err, code = io.StringIO(), io.StringIO(), 0
     with (
