@@ -43,6 +43,22 @@ def test_a_command_that_uses_no_known_framework_says_so(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_the_words_of_the_command_are_its_own_also_without_two_dashes(tmp_path):
+    words = [
+        sys.executable,
+        "-m",
+        "flowledger",
+        "record",
+        "-o",
+        str(tmp_path / "run"),
+        sys.executable,
+        "-c",
+        "print(1)",
+    ]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "1\n")
+
+
 def test_what_cannot_be_launched_and_a_place_that_is_taken_are_one_line(tmp_path):
     done = record(tmp_path / "run", "no-such-command")
     assert (done.returncode, done.stderr) == (

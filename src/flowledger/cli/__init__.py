@@ -2,6 +2,8 @@
 is called."""
 
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import typer
 
@@ -16,8 +18,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Follow one RL sample through every stage, and keep one ledger of every tensor.",
 )
+# What is launched has options of its own: from its name on all words are its.
+CONTEXT: dict[Callable[..., None], dict[str, Any]] = {record.record: {"allow_interspersed_args": False}}
 for verb in VERBS:
-    app.command()(verb)
+    app.command(context_settings=CONTEXT.get(verb))(verb)
 
 
 def main() -> None:

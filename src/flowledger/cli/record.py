@@ -12,10 +12,14 @@ import typer
 from flowledger.flow.errors import BadInput
 
 Level = Literal["steps", "tensors", "tokens"]
+NOTHING = (
+    "nothing was recorded: the command has called neither TRL's GRPOTrainer nor flowledger.recorder(); "
+    "the Python that it runs must have flowledger installed"
+)
 
 
 def record(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND…", help="what is launched, as always")],
+    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND", help="what is launched, as always")],
     out: Annotated[Path, typer.Option("-o", metavar="RUN", help="where the run goes; must not exist")],
     level: Annotated[Level, typer.Option("--level", help="steps: spans and metrics; tensors; tokens")] = "tensors",
     ops_every: Annotated[
@@ -72,18 +76,9 @@ def _conclude(path: Path, job: str, code: int, *, tables: bool) -> None:
     if (path / MANIFEST).exists() and open_run(path).manifest.job != job:
         return  # another job has made a run there meanwhile, and this one has said that it is not recorded
     if not (path / MANIFEST).exists():
-        print(
-            f"flowledger: nothing was recorded: the command called nothing of {_frameworks()} that is watched",
-            file=sys.stderr,
-        )
+        print(f"flowledger: {NOTHING}", file=sys.stderr)
         return
     book = open_run(path)
     state = "closed" if code == 0 else "interrupted" if code in (130, 143) else "crashed"
     book.close(state, book.manifest.recorder or on_disk(path))
     finish(path, tables=tables and code == 0)
-
-
-def _frameworks() -> str:
-    from flowledger.record.outside import FRAMEWORKS
-
-    return ", ".join(FRAMEWORKS)
