@@ -35,14 +35,14 @@ def record(
     """
     from flowledger.cli.finish import deaf
     from flowledger.ledger.directory import check_free
-    from flowledger.record import enrol
+    from flowledger.record import variables
 
     path = out.resolve()
     check_free(path)
     environment = os.environ | {
-        enrol.RUN: str(path), enrol.LEVEL: level, enrol.OPS_EVERY: str(ops_every), enrol.GROUPS: str(groups),
+        variables.RUN: str(path), variables.LEVEL: level, variables.OPS_EVERY: str(ops_every), variables.GROUPS: str(groups),
     }  # fmt: skip
-    job = environment.setdefault(enrol.JOB, enrol.new_job())
+    job = environment.setdefault(variables.JOB, variables.new_job())
     code = _launched(command, environment)
     with deaf():
         _conclude(path, job, code, tables=tables)
@@ -52,13 +52,15 @@ def record(
 
 def _launched(command: list[str], environment: dict[str, str]) -> int:
     """The exit code of the command, 128 + n where signal n ended it. It hears the terminal's signals itself."""
+    from flowledger.run.signals import unheard
+
     try:
         process = subprocess.Popen(command, env=environment)
     except OSError as error:
         why = "there is no such command" if isinstance(error, FileNotFoundError) else error.strerror
         raise BadInput(f"cannot launch {command[0]!r}: {why}") from None
-    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT,)}
-    before[signal.SIGTERM] = signal.signal(signal.SIGTERM, lambda number, _: process.send_signal(number))
+    handlers = {signal.SIGINT: unheard, signal.SIGTERM: lambda number, _: process.send_signal(number)}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         code = process.wait()
     finally:
@@ -73,12 +75,12 @@ def _conclude(path: Path, job: str, code: int, *, tables: bool) -> None:
     from flowledger.cli.recorded import on_disk
     from flowledger.ledger.directory import MANIFEST, open_run
 
-    if (path / MANIFEST).exists() and open_run(path).manifest.job != job:
-        return  # another job has made a run there meanwhile, and this one has said that it is not recorded
     if not (path / MANIFEST).exists():
         print(f"flowledger: {NOTHING}", file=sys.stderr)
         return
     book = open_run(path)
+    if book.manifest.job != job:
+        return  # another job has made a run there meanwhile, and this one has said that it is not recorded
     state = "closed" if code == 0 else "interrupted" if code in (130, 143) else "crashed"
     book.close(state, book.manifest.recorder or on_disk(path))
     finish(path, tables=tables and code == 0)

@@ -42,10 +42,7 @@ class Recorded:
 
     def wrote(self) -> dict[str, int]:
         """What recording came to in this process."""
-        if self.ink is None:
-            return {}
-        stats = self.ink.stats()
-        return {"rows": stats.rows, "bytes": stats.bytes, "dropped": stats.dropped}
+        return self.ink.stats().figures if self.ink is not None else {}
 
 
 def on_disk(path: Path) -> dict[str, int]:

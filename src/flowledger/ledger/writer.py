@@ -36,6 +36,11 @@ class WriterStats:
     cpu_ns: int  # of the writer's own thread
     by_table: dict[str, int]  # rows written
 
+    @property
+    def figures(self) -> dict[str, int]:
+        """What a run's manifest keeps of it."""
+        return {"rows": self.rows, "bytes": self.bytes, "dropped": self.dropped}
+
 
 class Writer:
     """Appends rows to `part/<table>-<n>.jsonl`. A row belongs to the writer once it is put."""

@@ -13,16 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from flowledger.flow.errors import BadInput
-from flowledger.flow.mesh import mesh
+from flowledger.ledger.assemble import meshes_of
 from flowledger.ledger.directory import MANIFEST, RunDirectory, create, open_run
 from flowledger.ledger.manifest import Manifest
 from flowledger.ledger.writer import Writer
 from flowledger.record.place import Place
 from flowledger.record.recorder import Recorder
+from flowledger.record.variables import GROUPS, JOB, LEVEL, OPS_EVERY, RUN, USUAL_LEVEL, first
 
-RUN, JOB = "FLOWLEDGER_RUN", "FLOWLEDGER_JOB"
-FIRST = "FLOWLEDGER_FIRST"  # handed down by the first process of a job that nobody has named
-LEVEL, OPS_EVERY, GROUPS = "FLOWLEDGER_LEVEL", "FLOWLEDGER_OPS_EVERY", "FLOWLEDGER_GROUPS"
 LEVELS = ("steps", "tensors", "tokens")
 WAIT_S = 10.0  # for the manifest of a run that another process of the job is making
 
@@ -32,7 +30,7 @@ class Wanted:
     """What is to be recorded, and where to."""
 
     path: Path
-    level: str = "tensors"
+    level: str = USUAL_LEVEL
     ops_every: int = 0  # operator by operator every so many steps; 0: never
     groups: int = 1  # whose tokens are kept at level `tokens`
     framework: str = "own"
@@ -79,8 +77,7 @@ class Enrolled:
         self.recorder.close()
         self.ink.close()
         if self.made:
-            stats = self.ink.stats()
-            self.book.close(state, {"rows": stats.rows, "bytes": stats.bytes, "dropped": stats.dropped})
+            self.book.close(state, self.ink.stats().figures)
 
 
 def enrol(wanted: Wanted, *, role: str = "actor", environ: MutableMapping[str, str] = os.environ) -> Enrolled:
@@ -88,10 +85,9 @@ def enrol(wanted: Wanted, *, role: str = "actor", environ: MutableMapping[str, s
     rank, size = int(environ.get("RANK") or 0), int(environ.get("WORLD_SIZE") or 1)
     book, made = _book(wanted, job_of(environ), size)
     ink = Writer(book.part(role, rank, coordinates={"dp": rank}))
-    meshes = {"train": mesh(dp=size), "rollout": mesh(dp=size)} if size > 1 else {}
     recorder = Recorder(
         ink, level=wanted.level, rank=rank, rank_count=size, role=role, bindings=wanted.bindings,
-        ops_every=wanted.ops_every, groups=wanted.groups, place=Place(rank=rank, meshes=meshes),
+        ops_every=wanted.ops_every, groups=wanted.groups, place=Place(rank=rank, meshes=meshes_of({"dp": size})),
         axes={tuple(range(size)): "dp"} if size > 1 else {},
     )  # fmt: skip
     return Enrolled(book, made, ink, recorder)
@@ -104,12 +100,7 @@ def job_of(environ: MutableMapping[str, str]) -> str:
     if "TORCHELASTIC_RUN_ID" in environ:
         parts = ("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT")
         return "/".join(environ.get(part, "") for part in parts)
-    return environ.setdefault(FIRST, new_job())
-
-
-def new_job() -> str:
-    """A name that no other job has."""
-    return os.urandom(8).hex()
+    return first(environ)
 
 
 def _book(wanted: Wanted, job: str, size: int) -> tuple[RunDirectory, bool]:

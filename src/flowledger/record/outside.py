@@ -16,10 +16,12 @@ from typing import TYPE_CHECKING
 
 from flowledger.flow.errors import BadInput
 from flowledger.flow.seams import Missed, Probe, replace
+from flowledger.record import variables
 from flowledger.record.adapters import trl
 from flowledger.record.awaited import Awaited
 
 if TYPE_CHECKING:
+    from flowledger.record.attach import Source
     from flowledger.record.enrol import Enrolled
     from flowledger.record.recorder import Recorder
 
@@ -52,7 +54,7 @@ class Process:
     """This process as the wrappers see it: a recorder that is made when it is first needed, in each fork anew."""
 
     def __init__(self) -> None:
-        self.level = os.environ.get("FLOWLEDGER_LEVEL") or "tensors"
+        self.level = os.environ.get(variables.LEVEL) or variables.USUAL_LEVEL
         self._frameworks: list[str] = []  # that have been imported
         self._missed: list[Probe] = []
         self._pid = 0
@@ -60,15 +62,8 @@ class Process:
 
     def watch(self, framework: str, probes: Sequence[Probe]) -> None:
         """Wrap functions of a module that has just been imported."""
-        from flowledger.record.attach import maker, wants  # noqa: PLC0415  in a process that has the framework
-
         self._frameworks.append(framework)
-        for probe in probes:
-            if wants(self.level, probe):
-                try:
-                    replace(probe.target, maker(probe, self.recorder, self.level))
-                except Missed:
-                    self._missed.append(probe)
+        self._missed += _wrap(probes, self.recorder, self.level)
 
     def recorder(self) -> "Recorder | None":
         """The recorder of this process; None where it cannot record, which has been said then."""
@@ -107,16 +102,26 @@ def _version(framework: str) -> str | None:
 def _watch_collectives(recorder: "Recorder") -> None:
     """From now on, where this process is one of several ranks."""
     from flowledger.record.adapters import collectives  # noqa: PLC0415
-    from flowledger.record.attach import maker  # noqa: PLC0415
 
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_initialized() or distributed.get_world_size() < 2:
         return
-    for probe in collectives.PROBES:
-        try:
-            replace(probe.target, maker(probe, lambda: recorder, recorder.level))
-        except Missed:
-            recorder.missed(probe)
+    for probe in _wrap(collectives.PROBES, lambda: recorder, recorder.level):
+        recorder.missed(probe)
+
+
+def _wrap(probes: Sequence[Probe], source: "Source", level: str) -> list[Probe]:
+    """Wrap functions for good; returns the probes whose target is not there."""
+    from flowledger.record.attach import maker, wants  # noqa: PLC0415  in a process that has something to watch
+
+    missed = []
+    for probe in probes:
+        if wants(level, probe):
+            try:
+                replace(probe.target, maker(probe, source, level))
+            except Missed:
+                missed.append(probe)
+    return missed
 
 
 def _end(enrolled: "Enrolled", pid: int) -> None:
