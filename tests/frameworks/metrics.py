@@ -20,6 +20,11 @@ def of_trl(printed: str) -> list[dict[str, float]]:
     return [row for row in rows if "loss" in row]
 
 
+def timeless(printed: str) -> list[dict[str, float]]:
+    """The same of TRL less the time that a step took: what two equal runs have in common."""
+    return [{name: value for name, value in step.items() if name != "step_time"} for step in of_trl(printed)]
+
+
 def _rows(printed: str) -> Iterator[dict[str, str]]:
     for line in printed.splitlines():
         if line.startswith("{'"):

@@ -7,7 +7,6 @@ from pathlib import Path
 import launch
 import metrics
 import pytest
-import tiny
 
 from flowledger.ledger.reader import Ledger
 
@@ -22,29 +21,17 @@ TENSORS = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("given")
-    tiny.write(made)
-    return made
-
-
-def steps(printed: str) -> list[dict[str, float]]:
-    """The metrics of each step, less the time that it took."""
-    return [{key: value for key, value in step.items() if key != "step_time"} for step in metrics.of_trl(printed)]
-
-
 @pytest.mark.timeout(3 * launch.TIMEOUT_S)
 @pytest.mark.parametrize("processes", [1, 2])
 def test_recording_changes_nothing_and_the_ledger_has_all_of_it(folder: Path, tmp_path: Path, processes: int) -> None:
     job = launch.trl(folder, processes=processes)
-    plain = steps(launch.run(job, tmp_path / "plain.txt"))
+    plain = metrics.timeless(launch.run(job, tmp_path / "plain.txt"))
     for level in ("tensors", "tokens"):
         run = tmp_path / level
         printed = launch.run(
             job, tmp_path / f"{level}.txt", prefix=(*RECORD, "-o", str(run), "--level", level, "--ops-every", "1", "--")
         )
-        assert steps(printed) == plain and len(plain) == launch.STEPS
+        assert metrics.timeless(printed) == plain and len(plain) == launch.STEPS
         with Ledger(run) as ledger:
             _is_whole(ledger, processes, plain)
 

@@ -9,7 +9,6 @@ import environments
 import launch
 import metrics
 import pytest
-import tiny
 
 LAUNCHES: dict[str, Callable[[Path], launch.Launch]] = {
     "verl_v0": launch.verl_v0,
@@ -35,13 +34,6 @@ print("platform", get_platform().device_name, "weights", utils.dispatch_cpu_unqu
 """
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("given")
-    tiny.write(made)
-    return made
-
-
 @pytest.mark.timeout(2 * launch.TIMEOUT_S)
 @pytest.mark.parametrize("name", LAUNCHES)
 def test_two_steps_are_made_and_measured(name: str, folder: Path, tmp_path: Path) -> None:
@@ -60,8 +52,7 @@ def test_two_steps_are_made_and_measured(name: str, folder: Path, tmp_path: Path
 @pytest.mark.timeout(4 * launch.TIMEOUT_S)
 def test_trl_repeats_itself_with_the_same_seed_only(folder: Path, tmp_path: Path) -> None:
     def steps(seed: int, name: str) -> list[dict[str, float]]:
-        printed = launch.run(launch.trl(folder, seed=seed), tmp_path / name)
-        return [{key: value for key, value in step.items() if key != "step_time"} for step in metrics.of_trl(printed)]
+        return metrics.timeless(launch.run(launch.trl(folder, seed=seed), tmp_path / name))
 
     first = steps(1, "first.txt")
     assert first == steps(1, "second.txt")
