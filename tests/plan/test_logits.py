@@ -126,7 +126,7 @@ def test_log_probs_without_gradient() -> None:
         assert predicted <= tracked(run, dtype, gradients=False) <= predicted + 64 * T
 
 
-def own(gradients: bool, chunk: int) -> tuple[int, int]:
+def own(gradients: bool, chunk: int, entropy_grad: bool) -> tuple[int, int]:
     """Peak of flowledger's own loop over its head, and what the table says. The head's gradient is there already."""
     torch.manual_seed(0)
     embedding = nn.Linear(H, V, bias=False)
@@ -137,20 +137,21 @@ def own(gradients: bool, chunk: int) -> tuple[int, int]:
         Tracker(hidden, targets, embedding.weight, embedding.weight.grad) as tracker,
         torch.set_grad_enabled(gradients),
     ):
-        picked, _ = token_probs(hidden, targets, Head(embedding=embedding), 0.7, chunk, False, False)
+        picked, entropy = token_probs(hidden, targets, Head(embedding=embedding), 0.7, chunk, entropy_grad, False)
         if gradients:
-            picked.sum().backward()
+            (picked + entropy).sum().backward()
     made = job(
         gradients, "float32", "single", dtype="float32", temperature_copy=True, entropy="full",
-        implementation="chunked" if chunk else "full", chunk_tokens=chunk or None,
+        entropy_grad=entropy_grad, implementation="chunked" if chunk else "full", chunk_tokens=chunk or None,
     )  # fmt: skip
     return tracker.peak, logits_peak(made, T, V)
 
 
+@pytest.mark.parametrize("entropy_grad", [True, False])
 @pytest.mark.parametrize("chunk", [0, 32])
 @pytest.mark.parametrize("gradients", [True, False])
-def test_the_own_loop(gradients: bool, chunk: int) -> None:
-    peak, predicted = own(gradients, chunk)
+def test_the_own_loop(gradients: bool, chunk: int, entropy_grad: bool) -> None:
+    peak, predicted = own(gradients, chunk, entropy_grad)
     if gradients and not chunk:
         predicted = max(predicted, V * T * 4 + V * H * 4)  # the head's backward: gradient of logits and of the weight
     assert predicted <= peak <= predicted + 64 * T + 16 * T * H

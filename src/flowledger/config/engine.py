@@ -97,6 +97,7 @@ class Logits(Section):
     upcast: bool = False  # a float32 copy is made beside them
     temperature_copy: bool = False  # `logits / temperature` makes a second tensor
     entropy: Literal["none", "full", "chunked"] = "none"  # in the update; log-prob passes have their own
+    entropy_grad: bool = False  # of flowledger's own loop: the entropy is in the loss, and backward goes through it
     cross_entropy: Literal["plain", "flash", "te", "parallel"] = "plain"
     kept: bool = True  # names of the trainer hold what backward does not need until the micro-batch ends
 

@@ -180,6 +180,7 @@ def _flags(job: Job) -> frozenset[str]:
         "temperature": logits.temperature_copy,
         "entropy": logits.entropy != "none",
         "entropy_chunked": logits.entropy == "chunked",
+        "entropy_grad": logits.entropy_grad,
         "compiled": ("TORCHDYNAMO_DISABLE", "1") not in job.environment,
     }
     always = logits.cross_entropy == "parallel" and narrow  # it casts for itself

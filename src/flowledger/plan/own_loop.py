@@ -39,6 +39,7 @@ def engine(config: RunConfig, role: str = "actor") -> Engine:
                 dtype="float32",
                 temperature_copy=True,
                 entropy="full",
+                entropy_grad=config.algorithm.entropy_coef != 0,
             ),
             "attention": "sdpa",
             "packed": config.actor.packed,

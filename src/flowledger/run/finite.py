@@ -3,6 +3,7 @@
 A rank looks at what it holds of a tensor. Where all of them are at the same point they tell each other what they found.
 """
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -43,7 +44,7 @@ def check_norm(model: nn.Module, norm: Tensor, ranks: Ranks = ALONE) -> None:
 
     The norm is that of all ranks, so all of them raise, and say the same.
     """
-    if torch.isfinite(norm):
+    if math.isfinite(float(norm)):
         return
     raise NotFinite(_gradients_not_finite(model, ranks) or _overflow(model, norm, ranks))
 

@@ -181,9 +181,11 @@ def _longest(prompt_length: Tensor) -> int:
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Dropout off (and the KV cache on, which models refuse while they train with checkpointing), then as before."""
-    was_training = model.training
+    if not model.training:
+        yield
+        return
     model.eval()
     try:
         yield
     finally:
-        model.train(was_training)
+        model.train()

@@ -7,6 +7,7 @@ share of the vocabulary, and only numbers per token are added up over ranks.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -72,10 +73,11 @@ def token_probs(
     """Log-prob and entropy [T_resp] of `targets`, and Σπ² where asked for, chunk by chunk; the same on all ranks of tp."""
 
     def chunk(states: Tensor, wanted: Tensor) -> tuple[Tensor, ...]:
-        log_probs = log_softmax(project_logits(hidden_states=states, head=head) / temperature, head.group)
+        logits = partial(project_logits, hidden_states=states, head=head)  # no name for them: they are freed at once
+        log_probs = log_softmax(logits() if temperature == 1 else logits() / temperature, head.group)
         log_prob = picked(log_probs, wanted, head.first, head.group)
         with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-            entropy = summed(-(log_probs.exp() * log_probs).sum(-1), head.group)
+            entropy = summed(_entropy(log_probs), head.group)
         if sum_pi_squared:
             return log_prob, entropy, total((2 * log_probs.detach()).exp().sum(-1), head.group)
         return log_prob, entropy
@@ -85,3 +87,10 @@ def token_probs(
     call: Callable[..., Any] = (lambda *xs: checkpoint(chunk, *xs, use_reentrant=False)) if recompute else chunk
     parts = [call(*xs) for xs in zip(torch.split(hidden, size), torch.split(targets, size), strict=True)]
     return [torch.cat(several) for several in zip(*parts, strict=True)]
+
+
+def _entropy(log_probs: Tensor) -> Tensor:
+    """-Σ π·log π [T] over a share of the vocabulary [T, V/tp]; without gradient the product is made where π was."""
+    if torch.is_grad_enabled():
+        return -(log_probs.exp() * log_probs).sum(-1)
+    return log_probs.exp().mul_(log_probs).sum(-1).neg_()

@@ -1,8 +1,8 @@
 """The loss of one micro-batch: policy loss, KL and entropy from log-probs, and whom to blame when it is not finite."""
 
+import math
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from flowledger.config.algorithm import Algorithm
@@ -63,7 +63,7 @@ def micro_batch_loss(
         kl = token_kl(new_log_prob=new_log_prob, ref_log_prob=ref_log_prob, mask=loss_mask, form=algorithm.kl_estimator)
         kl_loss = aggregate_tokens(kl, mask=loss_mask, mode=mode, totals=totals).loss
         loss = loss + kl_coef * kl_loss
-    if not torch.isfinite(loss):
+    if not math.isfinite(float(loss.detach())):
         made_before = {
             "advantages": advantages, "rollout_is_weights": rollout_is_weights, "old_log_prob": old_log_prob,
             "ref_log_prob": ref_log_prob, "new_log_prob": new_log_prob,

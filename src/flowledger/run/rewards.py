@@ -79,7 +79,8 @@ class Scorer:
         """The rewards of B responses [B, S_resp], equally many to each of the problems, in their order."""
         group_size = len(response_ids) // max(len(problems), 1)  # a rank may have none
         lengths = attention_mask[:, -response_ids.shape[1] :].sum(-1).tolist()  # responses are padded on the right
-        written = [ids[:length] for ids, length in zip(response_ids.tolist(), lengths, strict=True)]
+        # Arrays: a tokenizer looks at every number of a list before it takes it for one of token ids.
+        written = [ids[:length] for ids, length in zip(response_ids.cpu().numpy(), lengths, strict=True)]
         return self.score(
             problems=tuple(problem for problem in problems for _ in range(group_size)),
             responses=tokenizer.batch_decode(written, skip_special_tokens=True),

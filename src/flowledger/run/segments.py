@@ -108,7 +108,8 @@ class Segments:
 
 def leaders(prompts: Tensor, valid: Tensor) -> Tensor:
     """For each row of prompts [B_micro, S_prompt] the first of the neighbours with the same prompt [B_micro]."""
-    same = (valid[1:] == valid[:-1]).all(1) & ((prompts[1:] == prompts[:-1]) | ~valid[1:]).all(1)
+    tokens = torch.where(valid, prompts, -1)
+    same = (tokens[1:] == tokens[:-1]).all(1)
     first = torch.arange(len(prompts), device=prompts.device)
     first[1:] *= ~same
     return first.cummax(0).values

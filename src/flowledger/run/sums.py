@@ -45,7 +45,8 @@ NAMES = ("tokens", "clip_ratio", "clip_ratio/dual", "entropy", "policy_kl", "ref
 class Sums:
     """What the update adds up over micro-batches, weighted by tokens where it is a mean over tokens."""
 
-    totals: dict[str, Tensor] = field(default_factory=dict)  # one of NAMES -> []
+    names: tuple[str, ...] = ()  # those of NAMES that this update has
+    totals: Tensor | None = None  # float64 [N], of each
     ratio_max: Tensor | None = None
     first: FirstPass | None = None  # what the first pass over each sample showed, where somebody wants to know
 
@@ -61,15 +62,17 @@ class Sums:
             means["clip_ratio/dual"] = made.dual_clipped
         if made.kl is not None:
             means["ref_kl"] = made.kl
-        for name, value in means.items():
-            self.totals[name] = self.totals.get(name, 0) + torch.where(kept, value, 0).sum()
+        values = torch.stack([value.float() for value in means.values()])  # [N, B_micro, S_resp]
+        sums = torch.where(kept, values, 0).flatten(1).sum(1, dtype=torch.float64)
+        self.names, self.totals = tuple(means), sums if self.totals is None else self.totals + sums
         highest = torch.where(kept, made.ratio, 0).max() if kept.numel() else torch.zeros((), device=kept.device)
         self.ratio_max = highest if self.ratio_max is None else torch.maximum(self.ratio_max, highest)
 
     def metrics(self, ranks: Ranks = ALONE) -> dict[str, float]:
         """Means over all tokens that were in the loss, on all data-parallel ranks. A pipeline's last stage has seen them."""
         group, ratio_max = ranks.group("dp"), 0.0 if self.ratio_max is None else float(self.ratio_max)
-        here = [x for name in NAMES for x in (float(self.totals.get(name, 0)), name in self.totals)]
+        totals = dict(zip(self.names, [] if self.totals is None else self.totals.tolist(), strict=True))
+        here = [x for name in NAMES for x in (totals.get(name, 0.0), name in totals)]
         seen = sent(torch.tensor([*here, ratio_max], dtype=torch.float64), -1, ranks.group("pp"))
         sums = total(seen[:-1], group).view(-1, 2).tolist()
         found = {name: value for name, (value, there) in zip(NAMES, sums, strict=True) if there}

@@ -62,7 +62,14 @@ class Loss:
 
     def _own(self, head: Head) -> Tensor:
         log_probs = (head().float() / TEMPERATURE).log_softmax(-1)
-        return _picked(log_probs) + self._entropy(log_probs)
+        return _picked(log_probs) - self._own_sum(log_probs)
+
+    def _own_sum(self, log_probs: Tensor) -> Tensor:
+        """Σ π·log π: without gradient the product is made where π was."""
+        with torch.set_grad_enabled(self.logits.entropy_grad and torch.is_grad_enabled()):
+            if torch.is_grad_enabled():
+                return (log_probs.exp() * log_probs).sum(-1)
+            return log_probs.exp().mul_(log_probs).sum(-1)
 
     def _chunk(self, head: Head) -> Tensor:
         """One chunk; the head's output has a name only where a copy is made beside it."""
