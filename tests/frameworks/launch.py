@@ -105,9 +105,9 @@ def verl_v1(folder: Path, *, seed: int = 1, settings: Sequence[str] = ()) -> Lau
     return _verl(folder, seed, ("trainer.use_v1=true", storage, *settings))
 
 
-def trl(folder: Path, *, seed: int = 1, processes: int = 1) -> Launch:
-    """TRL's trainer in a user's script, under torchrun where there are several processes (DDP)."""
-    python, script = str(environments.python("trl")), (str(HERE / "train_grpo.py"), str(folder), str(seed))
+def trl(folder: Path, *, seed: int = 1, processes: int = 1, kind: str = "grpo") -> Launch:
+    """A trainer of TRL's in a user's script, under torchrun where there are several processes (DDP, or FSDP); `kind`: as it says."""
+    python, script = str(environments.python("trl")), (str(HERE / "train_grpo.py"), str(folder), str(seed), kind)
     if processes == 1:
         return Launch(command=(python, *script))
     torchrun = (python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}")

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 VERL_STEP = re.compile(r"step:\d+ - .*")
+MEASURED = ("timing", "perf/", "agent_loop/", "actor/perf/")
 VERL_METRIC = re.compile(r"([^\s:]+):(?:np\.\w+\()?([-+.\dein]+|nan|inf)")
 
 
@@ -12,6 +13,11 @@ def of_verl(printed: str) -> list[dict[str, float]]:
     """`step:1 - actor/loss:0.5 - …`, with whatever Ray puts before it."""
     lines = VERL_STEP.findall(printed)
     return [{name: float(value) for name, value in VERL_METRIC.findall(line)} for line in lines]
+
+
+def timeless_verl(printed: str) -> list[dict[str, float]]:
+    """The same less what measures time and memory: what two runs on the same rollouts have in common."""
+    return [{name: value for name, value in step.items() if not name.startswith(MEASURED)} for step in of_verl(printed)]
 
 
 def of_trl(printed: str) -> list[dict[str, float]]:

@@ -3,13 +3,17 @@
 import torch
 
 from flowledger.record.facts import Facts
+from flowledger.record.numbering import Numbering
 from flowledger.record.position import Frame
 from flowledger.record.tokens import Tokens
 
 
 def test_equal_decode_steps_in_a_row_are_one_row_and_weights_keep_the_mean():
     told: list[tuple[str, float, float]] = []
-    facts = Facts(None, metric=lambda name, value, _frame, _now, weight: told.append((name, value, weight)), meet=print)
+    facts = Facts(
+        None, metric=lambda name, value, _frame, _now, weight: told.append((name, value, weight)), meet=print, bind=dict,
+        numbering=Numbering(0, 1, level="tensors"),
+    )  # fmt: skip
     facts.schedule(
         [("generation_metadata", torch.tensor([[4, 2], [4, 2], [4, 2], [3, 0]]))], Frame("rollout", "stage"), 0
     )

@@ -7,10 +7,12 @@ from typing import Any
 
 import typer
 
-from flowledger.cli import look, plan, record, run
+from flowledger.cli import diff, look, plan, record, run
 from flowledger.flow.errors import BadInput
 
-VERBS = (run.run, record.record, plan.plan, plan.check, look.show, look.sample, look.sql, look.explain, look.version)
+VERBS = (
+    run.run, record.record, plan.plan, plan.check, diff.diff, look.show, look.sample, look.sql, look.explain, look.version,
+)  # fmt: skip
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,7 +27,7 @@ for verb in VERBS:
 
 
 def main() -> None:
-    """Run a verb. Exit codes: 0 fine, 2 bad input (one clear line each), 130 Ctrl-C."""
+    """Run a verb. Exit codes: 0 fine, 1 a check or a comparison fails, 2 bad input (one clear line each), 130 Ctrl-C."""
     try:
         code = app(standalone_mode=False)  # typer gives back the code of an Exit, and 130 for Ctrl-C
     except BadInput as error:

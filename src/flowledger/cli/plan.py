@@ -69,7 +69,7 @@ def plan(
 
     tables = planned.chosen(table or [])
     question = Question(
-        gpu=gpu, model=model, lengths=_lengths(lengths), sets=sets or [], advise=advise, largest=largest,
+        gpu=gpu, model=model, lengths=lengths_of(lengths), sets=sets or [], advise=advise, largest=largest,
         tables=json or bool({"shapes", "lifetimes"} & set(tables)),
     )  # fmt: skip
 
@@ -114,7 +114,7 @@ def check(
     if fail_on not in ("fail", "warn"):
         raise BadInput(f"--fail-on {fail_on!r} is neither fail nor warn")
     reading = read_source(source, overrides or [], framework, verl, assume, arg, launch)
-    made = make(reading, Question(gpu=gpu, model=model, lengths=_lengths(lengths)))
+    made = make(reading, Question(gpu=gpu, model=model, lengths=lengths_of(lengths)))
     rows = checks(made)
     if json:
         print(plain.as_json("check", made.config.name, rows, reading=reading_of(made)))
@@ -152,7 +152,7 @@ def _traced(made: "Plan", model: str | None) -> list[dict[str, Any]]:
     return compare_with(made, model if model and Path(model).expanduser().exists() else None)
 
 
-def _lengths(text: str | None) -> "Lengths | None":
+def lengths_of(text: str | None) -> "Lengths | None":
     """Statistics of real samples; only then is a ledger's reader needed."""
     if text is None:
         return None

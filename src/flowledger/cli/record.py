@@ -13,7 +13,7 @@ from flowledger.flow.errors import BadInput
 
 Level = Literal["steps", "tensors", "tokens"]
 NOTHING = (
-    "nothing was recorded: the command has called neither TRL's GRPOTrainer nor flowledger.recorder(); "
+    "nothing was recorded: the command has called neither a trainer of TRL's nor flowledger.recorder(); "
     "the Python that it runs must have flowledger installed"
 )
 

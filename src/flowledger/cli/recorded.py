@@ -96,6 +96,7 @@ def _attached(settings: "RunConfig", world: "World", recorded: Recorded, *, quie
         ops_every=settings.record.ops_every, groups=settings.record.groups, limit=settings.memory.limit_bytes,
         axes=_axes(ranks), place=Place(rank=ranks.rank, meshes=meshes_of(settings.mesh.degrees)),
         alarm=hang.alarm(recorded, after_s=settings.record.hang_after_s, rank=ranks.rank),
+        memory_history=settings.record.memory_history,
     )  # fmt: skip
     with attach((*PROBES, *(collectives.PROBES if ranks.size > 1 else ())), recorder):
         _steps(settings, loop.train(world), lambda _: _check_ink(ink, book.path, ranks), quiet=quiet)

@@ -205,6 +205,7 @@ class Record(Section):
     queue_rows: int = Field(
         100_000, ge=100, le=10**8
     )  # rows that may wait for the writer; more are dropped and counted
+    memory_history: int = Field(0, ge=0, le=10**8)  # allocations and releases a GPU's allocator remembers; 0: none
     hang_after_s: float = Field(300.0, ge=0, le=COUNT)  # that a rank may wait for one that does not get on; 0: for ever
 
 

@@ -68,15 +68,20 @@ def shapes_conserved(ledger: Ledger) -> Answer:
     breaches = [
         f"{shards.where(row)}: {row['numel']} elements and {row['bytes']} bytes do not fit {row['local_shape']} of {row['dtype']}"
         for row in rows
-        if row["numel"] != prod(row["local_shape"])
-        or (row["dtype"] in ITEMSIZE and row["bytes"] != row["numel"] * ITEMSIZE[row["dtype"]])
+        if not _fills(row) or (row["dtype"] in ITEMSIZE and row["bytes"] != row["numel"] * ITEMSIZE[row["dtype"]])
     ]
-    meshes = meshes_of(ledger.directory.manifest.mesh)
+    meshes = meshes_of(ledger.mesh)
     group_size = (ledger.directory.manifest.config.get("rollout") or {}).get("samples_per_prompt", 1)
     alone = ledger.directory.manifest.framework in shards.PAD_ALONE
     if meshes:
         breaches += shards.breaches(rows, meshes, group_size, pad_alone=alone)
     return Answer(seen=len(rows), breaches=tuple(breaches))
+
+
+def _fills(row: Mapping[str, Any]) -> bool:
+    """Whether a tensor has as many elements as its shape says; a jagged one has at most as many."""
+    whole = int(prod(row["local_shape"]))
+    return bool(row["numel"] <= whole if row["padding"] == "jagged" else row["numel"] == whole)
 
 
 def tokens_conserved(ledger: Ledger) -> Answer:

@@ -21,8 +21,12 @@ class Probe:
 
     Frameworks whose step is no function have calls at its edges: what such a call begins stays open until the call that
     ends it, or until something around it ends. A micro-batch that begins while its stage is not open opens that too.
-    `only_if` are paths in the arguments that must lead to the same object, two by two; `within` and `not_within` are
-    stages one of which must be open, or none.
+    `only_if` are paths in the arguments that must lead to the same object, two by two, or to the text after an `=`;
+    `within` and `not_within` are stages one of which must be open, or none. `opens_step`: in a process that is not told of
+    steps, this stage begins one where it cannot belong to the one before. `argument_access` and `result_access` say what a
+    call does with its tensors, where it does not read its arguments and write its result. `told`: a function that is told of
+    each call when it has returned, instead of a span, where calls come too often for one. `streams`: the first part of the
+    result is an iterator of names and weights, which are counted as they pass.
     """
 
     stage: str | None
@@ -39,6 +43,11 @@ class Probe:
     only_if: Mapping[str, str] = field(default_factory=dict)
     within: tuple[str, ...] = ()
     not_within: tuple[str, ...] = ()
+    opens_step: bool = False
+    streams: bool = False
+    argument_access: Literal["read", "write"] = "read"
+    result_access: Literal["read", "write"] = "write"
+    told: str = ""
 
 
 class Missed(Exception):  # noqa: N818

@@ -2,7 +2,8 @@
 
 A tensor has one or more *forms*: the shapes in which it travels. `reward` is `[B_prompt*G]` per sample and
 `[B_prompt, G]` per group; the reshape between them is a fact of its own. A form is also what the recorder looks for
-when it meets a tensor of that name (`form_of`).
+when it meets a tensor of that name (`form_of`). *Foreign* forms are met in other loops alone: a framework that repeats
+its prompts per sample has `prompt_ids` as `[B_prompt*G, S_prompt]`. No plan has them, and no stage of the own loop.
 """
 
 import tomllib
@@ -35,6 +36,7 @@ class Form:
     broadcast: str | None = None  # the dim along which values repeat, e.g. S_resp
     source: str | None = None  # what it is made from: `advantage` broadcasts to `advantages`; `reward/sample` reshapes
     placement: Mapping[str, str] | None = None  # where this form is cut differently from the tensor's main form
+    alias: str | None = None  # the alias that alone means this form, where a shape cannot tell it from another
 
     @property
     def shape(self) -> str:
@@ -70,6 +72,7 @@ class Tensor:
     common_bug_zh: str
     purpose: str
     purpose_zh: str
+    foreign: tuple[Form, ...] = ()  # forms that other loops alone have
     variants: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # other placements of the main form
     mesh: str | None = None  # of the ranks that hold it, whichever stage touches it; None: the stage's own
     also_written_by: tuple[str, ...] = ()
@@ -91,6 +94,10 @@ class Tensor:
     def released_by(self) -> tuple[str, ...]:
         """Every place after which it is gone; none when it is persistent."""
         return () if self.freed_by == "never" else (self.freed_by, *self.also_freed_by)
+
+    def mask_of(self, form: Form | None) -> str | None:
+        """Its mask in this form; none where a foreign form has summed up what the mask covers."""
+        return None if form in self.foreign and form is not None and len(form.dims) < len(self.dims) else self.mask
 
     def placement_of(self, form: Form | None = None) -> dict[str, str]:
         """Axis -> placement for every axis of the mesh, in the order of AXES; what is not written down replicates."""
@@ -132,18 +139,22 @@ def form_of(
     *,
     within: str | None = None,
     share: Share | None = None,
+    foreign: bool = False,
 ) -> Form | None:
     """The form whose dims fit an observed shape: same rank and, where symbols are bound, same sizes.
 
     `share` says what a rank that holds a part of the tensor has of a dimension; None: all of it.
 
     Several may fit, when a micro-batch happens to have as many samples as the step has prompts: `within`, one of GRAINS,
-    then says which one it is. Elsewhere the step's own forms come first, those that this rank has put together too. Falls
+    then says which one it is. Elsewhere the step's own forms come first, those that this rank has put together too.
+    `foreign`: the loop is another's, and may have forms of its own; those of the flow come first. Falls
     back to the first form of the right rank (so that a wrong size is still named, and can be reported), then None when no
     form has that rank.
     """
     row, sizes = tensor(name), bindings or {}
-    same_rank = [form for form in row.forms if len(form.dims) == len(shape)]
+    forms = (*row.forms, *row.foreign) if foreign else row.forms
+    meant = [form for form in forms if form.alias == name] or [form for form in forms if form.alias is None]
+    same_rank = [form for form in meant if len(form.dims) == len(shape)]
     fitting = [form for form in same_rank if fits(row, form, shape, sizes, share)]
     here = [form for form in fitting if within is not None and form.grain == within]
     steps = [form for form in fitting if form.grain is None]
@@ -168,13 +179,16 @@ def fits(
 
 def _row(raw: dict[str, object]) -> Tensor:
     fields = dict(raw)
-    forms = tuple(
-        Form(**{**form, "name": name, "dims": parse_shape(form["dims"])})
-        for name, form in fields.pop("forms").items()  # type: ignore[attr-defined]  # TOML table, checked below
+    forms, foreign = (
+        tuple(
+            Form(**{**form, "name": name, "dims": parse_shape(form["dims"])})
+            for name, form in fields.pop(key, {}).items()  # type: ignore[attr-defined]  # TOML table, checked below
+        )
+        for key in ("forms", "foreign")
     )
     for listed in ("readers", "aliases", "also_written_by", "also_freed_by"):
         fields[listed] = tuple(fields.get(listed, ()))  # type: ignore[arg-type]  # a TOML list
-    row = Tensor(**{"mask": None, **fields, "forms": forms})  # type: ignore[arg-type]  # a TOML table, checked below
+    row = Tensor(**{"mask": None, **fields, "forms": forms, "foreign": foreign})  # type: ignore[arg-type]  # a TOML table, checked below
     if row.kind not in KINDS or row.lifetime not in LIFETIMES or not forms:
         raise AssertionError(
             f"tensors.toml: {row.name}: kind {row.kind!r}, lifetime {row.lifetime!r}, {len(forms)} forms"

@@ -14,6 +14,7 @@ import msgspec
 
 from flowledger.flow.errors import BadInput, nearest
 from flowledger.ledger.manifest import Manifest
+from flowledger.ledger.manifest import Process as Launcher
 from flowledger.ledger.rows import ROWS, SCHEMA_VERSION
 
 MANIFEST = "manifest.json"
@@ -35,7 +36,7 @@ class Process(msgspec.Struct, kw_only=True, frozen=True):
     """`process.json`: who wrote a part, where it ran, and how its clock relates to the wall's."""
 
     role: str
-    rank: int
+    rank: int | None  # None: it is none of the ranks that train
     host: str
     pid: int
     source: str = "record"  # record, import
@@ -44,6 +45,9 @@ class Process(msgspec.Struct, kw_only=True, frozen=True):
     monotonic_ns: int = msgspec.field(default_factory=time.monotonic_ns)
     wall_ns: int = msgspec.field(default_factory=time.time_ns)
     versions: dict[str, str] = {}
+    started: float = msgspec.field(default_factory=lambda: Launcher.this().started)  # as the manifest knows launchers
+    ended: str | None = None  # how, once it has: closed, crashed, interrupted
+    recorder: dict[str, int] = {}  # the recorder's own figures at its end
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class RunDirectory:
     def part(
         self,
         role: str,
-        rank: int,
+        rank: int | None,
         *,
         source: str = "record",
         coordinates: Mapping[str, int] | None = None,
@@ -77,7 +81,8 @@ class RunDirectory:
             role=role, rank=rank, host=socket.gethostname(), pid=os.getpid(), source=source,
             coordinates=dict(coordinates or {}), device=device, versions=dict(versions or {}),
         )  # fmt: skip
-        name = f"{role}-r{rank}-{re.sub(r'[^A-Za-z0-9.]+', '_', process.host)}-{process.pid}"
+        who = role if rank is None else f"{role}-r{rank}"
+        name = f"{who}-{re.sub(r'[^A-Za-z0-9.]+', '_', process.host)}-{process.pid}"
         try:
             part = _fresh(self.path / "parts", name)
             write_aside(part / "process.json", msgspec.json.format(msgspec.json.encode(process), indent=2))

@@ -43,7 +43,7 @@ def load(connection: duckdb.DuckDBPyConnection, bindings: Mapping[str, int]) -> 
         "flow_forms": [
             (row.name, form.shape.strip("[]"), form.name, form.padding, form.broadcast, form.source)
             for row in tensors().values()
-            for form in row.forms
+            for form in (*row.forms, *row.foreign)
         ],
         "flow_kinds": [(kind, place) for place, kind in enumerate(KINDS)],
         "bindings": list(bindings.items()),

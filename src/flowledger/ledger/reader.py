@@ -34,12 +34,13 @@ class Ledger:
     def __init__(self, path: Path | str, *, external_access: bool = False, only: Collection[str] | None = None):
         self.directory: RunDirectory = open_run(path)
         self.torn = 0
+        self.mesh = dict(self.directory.manifest.mesh)  # axis -> degree; more, where the parts' ranks stand further out
         self._connection = duckdb.connect()
         self._load_processes()
         for row in ROWS:
             self._load(row, fill=only is None or row.table in only)
         flow_facts.load(self._connection, self.directory.manifest.bindings)
-        assemble(self._connection, self.directory.manifest.mesh)
+        assemble(self._connection, self.mesh)
         self._connection.execute(files("flowledger.ledger").joinpath("views.sql").read_text(encoding="utf-8"))
         if not external_access:
             self._connection.execute("SET enable_external_access = false; SET lock_configuration = true")
@@ -110,6 +111,8 @@ class Ledger:
                 [name, process.source, process.role, process.rank, process.host, process.pid, process.device,
                  list(process.coordinates), list(process.coordinates.values()), process.monotonic_ns, process.wall_ns],
             )  # fmt: skip
+            for axis, at in process.coordinates.items():
+                self.mesh[axis] = max(self.mesh.get(axis, 1), at + 1)
 
     def _load(self, row: type[Row], *, fill: bool) -> None:
         """One table from all its files. Where it is compacted its parts say the same, and are left alone."""

@@ -76,7 +76,7 @@ class SpanRow(Row, kw_only=True):
     table = "spans"
     id: int
     parent: int | None = None
-    event: str  # begin, end, whole
+    event: str  # begin, end, whole, device
     name: str
     span_kind: str  # stage, compute, comm, wait, host
     start_ns: int
@@ -86,6 +86,7 @@ class SpanRow(Row, kw_only=True):
     peer_ranks: list[int] | None = None
     bytes: int | None = None
     latency_ms: float | None = None
+    device_ms: float | None = None  # on the device's own clock, known later
     tokens_logical: int | None = None
     tokens_valid: int | None = None
     tokens_computed: int | None = None
@@ -103,6 +104,7 @@ class MemoryRow(Row, kw_only=True):
     device_used: int | None = None
     host_used: int | None = None
     peak_since_stage: int | None = None
+    reserved_peak_since_stage: int | None = None
     limit: int | None = None
     fragmentation: float | None = None
 

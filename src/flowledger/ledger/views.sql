@@ -28,7 +28,7 @@ SELECT run, source, process, id, any_value(parent) AS parent, any_value(name) AS
     any_value(rank) AS rank, any_value(epoch) AS epoch, any_value(mini_batch) AS mini_batch,
     any_value(micro_batch) AS micro_batch, any_value(policy_version) AS policy_version,
     min(start_ns) AS start_ns, max(end_ns) AS end_ns,
-    coalesce(max(latency_ms), (max(end_ns) - min(start_ns)) / 1e6) AS latency_ms,
+    coalesce(max(latency_ms), (max(end_ns) - min(start_ns)) / 1e6) AS latency_ms, max(device_ms) AS device_ms,
     any_value(comm_type) AS comm_type, any_value("group") AS "group", any_value(peer_ranks) AS peer_ranks,
     max(bytes) AS bytes, max(tokens_logical) AS tokens_logical, max(tokens_valid) AS tokens_valid,
     max(tokens_computed) AS tokens_computed, any_value(sample_id) AS sample_id
@@ -126,7 +126,8 @@ WITH wide AS (
         max(allocated) FILTER (kind = 'temporary') AS temporary, max(allocated) FILTER (kind = 'batch') AS batch,
         max(allocated) FILTER (kind = 'residue') AS stated_residue,
         max(allocated) FILTER (kind = 'total') AS allocated, max(reserved) FILTER (kind = 'total') AS reserved,
-        max(peak_since_stage) FILTER (kind = 'total') AS peak_since_stage, max("limit") AS "limit",
+        max(peak_since_stage) FILTER (kind = 'total') AS peak_since_stage,
+        max(reserved_peak_since_stage) FILTER (kind = 'total') AS reserved_peak_since_stage, max("limit") AS "limit",
         max(device_used) AS device_used, max(host_used) AS host_used,
         max(fragmentation) FILTER (kind = 'total') AS stated_fragmentation
     FROM memory
@@ -138,7 +139,7 @@ explained AS (
     FROM wide)
 SELECT run, source, process, rank, step, stage, phase, epoch, mini_batch, micro_batch, instant, t_ns, param, grad,
     optimizer, activation, kv_cache, comm_buffer, temporary, batch, coalesce(allocated - known, stated_residue) AS residue,
-    known, allocated, reserved, peak_since_stage, device_used, host_used, "limit",
+    known, allocated, reserved, peak_since_stage, reserved_peak_since_stage, device_used, host_used, "limit",
     coalesce(stated_fragmentation, 1 - allocated / nullif(reserved, 0)) AS fragmentation
 FROM explained;
 
@@ -361,19 +362,46 @@ CREATE VIEW lifetime_table AS FROM lifetimes_at(NULL);
 
 -- ---------------------------------------------------------------------------------------------------------- metrics
 
+-- When each step began, on one clock. An engine beside the trainer is told of no step: what it does belongs to the one that began last.
+CREATE VIEW step_begins AS
+SELECT run, source, step, min(start_ns + apart) AS began_ns FROM spans_view JOIN clocks USING (process)
+WHERE step IS NOT NULL AND stage IS NULL AND span_kind <> 'comm' AND name IN ('step', 'rl_step') GROUP BY run, source, step;
+
+-- What became of each request that an inference engine was given. `cached_tokens` of the prompt were not computed; null where it was
+-- never scheduled.
+CREATE VIEW requests AS
+SELECT whole.run, whole.source, whole.process, coalesce(whole.step, begun.step) AS step, whole.policy_version, whole.sample_id AS request,
+    split_part(whole.name, '/', 2) AS finish_reason, queued.tokens_valid AS prompt_tokens,
+    queued.tokens_valid - queued.tokens_computed AS cached_tokens, whole.tokens_valid AS response_tokens,
+    queued.latency_ms / 1e3 AS queued_seconds, whole.latency_ms / 1e3 AS seconds, whole.start_ns
+FROM spans_view AS whole JOIN spans_view AS queued
+    ON queued.run = whole.run AND queued.source = whole.source AND queued.process = whole.process AND queued.parent = whole.id AND queued.name = 'queued'
+JOIN clocks ON clocks.process = whole.process ASOF LEFT JOIN step_begins AS begun
+    ON whole.run = begun.run AND whole.source = begun.source AND whole.end_ns + apart >= began_ns
+WHERE starts_with(whole.name, 'request/')
+ORDER BY whole.process, whole.start_ns, whole.id;
+
 -- What each process has for itself, so that the run has the sum; any other number all processes have alike.
 CREATE MACRO is_share(name) AS name IN ('rollout/running', 'rollout/waiting') OR (starts_with(name, 'recorder/') AND name <> 'recorder/ns_per_row');
+
+-- What is counted wherever it happens: rows add up, in a process and over all.
+CREATE MACRO is_count(name) AS name IN ('rollout/engine_steps', 'rollout/prefill_tokens', 'rollout/decode_tokens', 'rollout/cached_tokens',
+    'rollout/preemptions') OR starts_with(name, 'rollout/finished/');
 
 -- One number a step: the mean by weight, of a share times the processes that have one; where one has fewer decode steps than
 -- another, it runs nothing in the rest. A special value (nan, inf) wins, for it must not vanish.
 CREATE VIEW metrics_by_step AS
-WITH per_process AS (
+WITH placed AS (
+    SELECT metrics.* REPLACE (CASE WHEN starts_with(name, 'rollout/') THEN coalesce(metrics.step, begun.step) ELSE metrics.step END AS step)
+    FROM metrics LEFT JOIN clocks USING (process) ASOF LEFT JOIN step_begins AS begun
+        ON metrics.run = begun.run AND metrics.source = begun.source AND metrics.t_ns + apart >= began_ns),
+per_process AS (
     SELECT run, source, process, step, name, any_value(raw_name) AS raw_name, sum(value * coalesce(weight, 1)) AS total,
         sum(coalesce(weight, 1)) FILTER (value IS NOT NULL) AS weight, any_value(special) AS special,
         bool_and(recomputed) AS recomputed, any_value(stage) AS stage
-    FROM metrics GROUP BY run, source, process, step, name)
+    FROM placed GROUP BY run, source, process, step, name)
 SELECT run, source, step, name, any_value(raw_name) AS raw_name,
-    CASE WHEN count(special) = 0 THEN sum(total) / nullif(CASE WHEN is_share(name) THEN max(weight) ELSE sum(weight) END, 0) END AS value,
+    CASE WHEN count(special) = 0 THEN sum(total) / nullif(CASE WHEN is_count(name) THEN 1 WHEN is_share(name) THEN max(weight) ELSE sum(weight) END, 0) END AS value,
     any_value(special) AS special, bool_and(recomputed) AS recomputed, any_value(stage) AS stage
 FROM per_process GROUP BY run, source, step, name
 ORDER BY step, name;

@@ -1,17 +1,20 @@
 """Attach to a running job from outside: functions named by a table of probes are wrapped, and put back at the end.
 
 A wrapper opens a span, looks at what goes in, calls the function with exactly what it was given, looks at what comes
-out and closes the span; on an exception it closes the span and lets the exception pass.
+out and closes the span; on an exception it closes the span and lets the exception pass. Of a coroutine, or of a generator
+that somebody goes through, the span lasts until it is done.
 """
 
 import functools
+import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
-from flowledger.flow.seams import Function, Probe, replaced
+from flowledger.flow.seams import Function, Probe, locate, replaced
 from flowledger.record.recorder import Recorder
+from flowledger.record.upkeep import missed
 from flowledger.record.watch import Watch
 
 Source = Callable[[], Recorder | None]  # the recorder of this process; None: this call is not recorded
@@ -25,10 +28,10 @@ def attach(probes: Sequence[Probe], recorder: Recorder) -> Iterator[Recorder]:
         for probe in probes
         if wants(recorder.level, probe)
     ]
-    with replaced(changes) as missed:
+    with replaced(changes) as gone:
         for probe in probes:
-            if probe.target in missed:
-                recorder.missed(probe)
+            if probe.target in gone:
+                recorder.find(missed(probe))
         try:
             yield recorder
         finally:
@@ -36,8 +39,10 @@ def attach(probes: Sequence[Probe], recorder: Recorder) -> Iterator[Recorder]:
 
 
 def wants(level: str, probe: Probe) -> bool:
-    """Whether a level has a span for each call. At `steps`, decode steps and calls without a phase go unseen."""
-    return level != "steps" or probe.scope not in ("decode", "call") or probe.phase is not None
+    """Whether a level has a span for each call. At `steps`, decode steps and calls without a phase or numbers go unseen."""
+    told = (*probe.args.values(), *probe.results.values())
+    numbers = any(fact.startswith(("@metrics", "@bind:")) for fact in told)
+    return level != "steps" or numbers or probe.scope not in ("decode", "call") or probe.phase is not None
 
 
 def maker(probe: Probe, source: Source, level: str) -> Callable[[Function], Function]:
@@ -45,6 +50,8 @@ def maker(probe: Probe, source: Source, level: str) -> Callable[[Function], Func
     if probe.scope == "collective":
         recorder = source()
         return partial(recorder.collectives.wrapped, probe) if recorder is not None else _unchanged
+    if probe.told:
+        return partial(_told, locate(probe.told)[2], source)
 
     def make(original: Function) -> Function:
         if isinstance(original, (staticmethod, classmethod)):
@@ -57,10 +64,19 @@ def maker(probe: Probe, source: Source, level: str) -> Callable[[Function], Func
 def _wrapped(original: Function, probe: Probe, source: Source, level: str) -> Function:
     watch = Watch(probe, original, level)
 
-    @functools.wraps(original)
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def concerned(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Recorder | None:
+        """The recorder of a call that the probe means. What is not meant at all does not bring one about."""
+        if watch.words and not watch.says(args, kwargs):
+            return None
         recorder = source()
         if recorder is None or (watch.conditions and not recorder.concerns(watch, args, kwargs)):
+            return None
+        return recorder
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        recorder = concerned(args, kwargs)
+        if recorder is None:
             return original(*args, **kwargs)
         frame, around = recorder.enter(watch, args, kwargs)
         try:
@@ -73,19 +89,72 @@ def _wrapped(original: Function, probe: Probe, source: Source, level: str) -> Fu
             recorder.fail(watch, frame, error)
             raise
         recorder.leave(watch, frame, args, kwargs, result)
+        return recorder.streamed(result) if probe.streams else result
+
+    @functools.wraps(original)
+    async def coroutine(*args: Any, **kwargs: Any) -> Any:
+        recorder = concerned(args, kwargs)
+        if recorder is None:
+            return await original(*args, **kwargs)
+        frame, _ = recorder.enter(watch, args, kwargs)  # operators are not watched across an await
+        try:
+            result = await original(*args, **kwargs)
+        except BaseException as error:
+            recorder.fail(watch, frame, error)
+            raise
+        recorder.leave(watch, frame, args, kwargs, result)
+        return result
+
+    @functools.wraps(original)
+    def generator(*args: Any, **kwargs: Any) -> Any:
+        recorder = concerned(args, kwargs)
+        if recorder is None:
+            return (yield from original(*args, **kwargs))
+        frame, around = recorder.enter(watch, args, kwargs)
+        try:
+            with around or nullcontext():
+                result = yield from original(*args, **kwargs)
+        except BaseException as error:
+            recorder.fail(watch, frame, error)
+            raise
+        recorder.leave(watch, frame, args, kwargs, result)
         return result
 
     @functools.wraps(original)
     def edge(*args: Any, **kwargs: Any) -> Any:
-        recorder = source()
-        if recorder is not None and probe.edge == "begin":
+        recorder = concerned(args, kwargs)
+        if recorder is None:
+            return original(*args, **kwargs)
+        if probe.edge == "begin":
             recorder.edges.begin(watch, args, kwargs)
-        result = original(*args, **kwargs)
-        if recorder is not None and probe.edge == "end":
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            recorder.edges.fail(error)
+            raise
+        if probe.edge == "end":
             recorder.edges.end(watch.scope)
         return result
 
-    return edge if probe.edge else wrapper
+    if probe.edge:
+        return edge
+    if inspect.iscoroutinefunction(original):
+        return coroutine
+    return generator if inspect.isgeneratorfunction(original) else wrapper
+
+
+def _told(tell: Function, source: Source, original: Function) -> Function:
+    """Tell of each call that has returned."""
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        recorder = source()
+        if recorder is not None:
+            recorder.guard_hook(tell, recorder, args, kwargs, result)
+        return result
+
+    return wrapper
 
 
 def _unchanged(original: Function) -> Function:

@@ -1,7 +1,8 @@
 """Spans that begin with one call and end with another: the steps of a framework whose step is no function.
 
 What was begun stays the innermost call of its thread, so what is called meanwhile lies within it. It ends with the call
-that ends it, or when something else of its scope or a wider one begins, or when what is around it ends.
+that ends it, or when something else of its scope or a wider one begins, or when what is around it ends; where an exception
+ends that, it has failed with it.
 """
 
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ class Spans(Protocol):
 
     def enter(self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Frame, Any]: ...
     def leave(self, watch: Watch, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None: ...
+    def fail(self, watch: Watch, frame: Frame, error: BaseException) -> None: ...
     def here(self) -> Frame: ...
     def inmost(self) -> Frame | None: ...
 
@@ -40,15 +42,30 @@ class Edges:
         if around is not None:
             within.enter_context(around)
 
-        def close() -> None:
+        def close(error: BaseException | None) -> None:
             within.close()
-            self._spans.leave(watch, frame, (), {}, None)
+            if error is None:
+                self._spans.leave(watch, frame, (), {}, None)
+            else:
+                self._spans.fail(watch, frame, error)
 
         frame.close = close
 
     def end(self, scope: str) -> None:
         """Close what was left open of this scope, and what is within it."""
-        depth, frame = SCOPES.index(scope), self._spans.inmost()
+        self._end(SCOPES.index(scope), None)
+
+    def fail(self, error: BaseException) -> None:
+        """An exception leaves a call at an edge: what was left open within the step has failed. The step goes with its loop."""
+        self._end(SCOPES.index("stage"), error)
+
+    def end_within(self, frame: Frame, error: BaseException | None = None) -> None:
+        """Close what calls within this one have left open; `error`: the exception that leaves this one."""
+        while (inmost := self._spans.inmost()) is not None and inmost is not frame and inmost.close is not None:
+            _shut(inmost, error)
+
+    def _end(self, depth: int, error: BaseException | None) -> None:
+        frame = self._spans.inmost()
         left: list[Frame] = []  # from the innermost
         while frame is not None and frame.close is not None:
             left.append(frame)
@@ -56,15 +73,10 @@ class Edges:
         for one in left:
             if SCOPES.index(one.scope) < depth:
                 break
-            _shut(one)
-
-    def end_within(self, frame: Frame) -> None:
-        """Close what calls within this one have left open."""
-        while (inmost := self._spans.inmost()) is not None and inmost is not frame and inmost.close is not None:
-            _shut(inmost)
+            _shut(one, error)
 
 
-def _shut(frame: Frame) -> None:
+def _shut(frame: Frame, error: BaseException | None) -> None:
     close, frame.close = frame.close, None
     if close is not None:
-        close()
+        close(error)

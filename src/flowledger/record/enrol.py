@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from flowledger.ledger.assemble import meshes_of
 from flowledger.ledger.directory import MANIFEST, RunDirectory, create, open_run
 from flowledger.ledger.manifest import Manifest
 from flowledger.ledger.writer import Writer
+from flowledger.record.leaving import bind, leave, stay
 from flowledger.record.place import Place
 from flowledger.record.recorder import Recorder
-from flowledger.record.variables import GROUPS, JOB, LEVEL, OPS_EVERY, RUN, USUAL_LEVEL, first
+from flowledger.record.variables import GROUPS, JOB, LEVEL, MEMORY_HISTORY, OPS_EVERY, RUN, USUAL_LEVEL, first
 
 LEVELS = ("steps", "tensors", "tokens")
+PATIENCE_S = 5.0  # of a launcher with the processes that it has had ended
 WAIT_S = 10.0  # for the manifest of a run that another process of the job is making
 
 
@@ -33,6 +36,7 @@ class Wanted:
     level: str = USUAL_LEVEL
     ops_every: int = 0  # operator by operator every so many steps; 0: never
     groups: int = 1  # whose tokens are kept at level `tokens`
+    memory_history: int = 0  # entries that a GPU's allocator remembers, for the case that memory runs out
     framework: str = "own"
     framework_version: str | None = None
     bindings: Mapping[str, int] = field(default_factory=dict)
@@ -40,7 +44,7 @@ class Wanted:
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
             raise BadInput(f"level = {self.level!r} must be one of {', '.join(LEVELS)}")
-        for name in ("ops_every", "groups"):
+        for name in ("ops_every", "groups", "memory_history"):
             if getattr(self, name) < 0:
                 raise BadInput(f"{name} = {getattr(self, name)} must be 0 or more")
 
@@ -54,7 +58,7 @@ def asked(run: str | os.PathLike[str] | None = None, **settings: Any) -> Wanted 
     if not path:
         return None
     told: dict[str, Any] = {"level": os.environ.get(LEVEL)}
-    for name, variable in (("ops_every", OPS_EVERY), ("groups", GROUPS)):
+    for name, variable in (("ops_every", OPS_EVERY), ("groups", GROUPS), ("memory_history", MEMORY_HISTORY)):
         text = os.environ.get(variable) or None
         if text is not None and not text.isdecimal():
             raise BadInput(f"{variable} = {text!r} must be a whole number, such as 1")
@@ -67,30 +71,53 @@ def asked(run: str | os.PathLike[str] | None = None, **settings: Any) -> Wanted 
 class Enrolled:
     """A process that records."""
 
-    book: RunDirectory
-    made: bool  # by this process, which closes it too
+    path: Path  # of the run
+    made: bool  # by this process
+    part: Path  # its own
+    role: str
     ink: Writer
     recorder: Recorder
 
-    def close(self, state: str = "closed") -> None:
-        """Write what is still to be said, and how the run ended where this process has made it."""
+    def close(self, state: str | None = None) -> None:
+        """Write what is still to be said and leave the run; state: how this process ended, None: as the interpreter knows."""
         self.recorder.close()
         self.ink.close()
-        if self.made:
-            self.book.close(state, self.ink.stats().figures)
+        patience_s = PATIENCE_S if self.role == "launcher" else 0.0
+        leave(self.path, self.part, state or _ended(), self.ink.stats().figures, patience_s=patience_s)
 
 
-def enrol(wanted: Wanted, *, role: str = "actor", environ: MutableMapping[str, str] = os.environ) -> Enrolled:
-    """Take part in the run at `wanted.path`. Raises BadInput where that cannot be made, or is another job's."""
+def enrol(
+    wanted: Wanted, *, role: str = "actor", ranked: bool = True, environ: MutableMapping[str, str] = os.environ
+) -> Enrolled:
+    """Take part in the run at `wanted.path`; ranked: as one of the ranks that train, else as a process beside them.
+
+    Raises BadInput where the run cannot be made, or is another job's.
+    """
     rank, size = int(environ.get("RANK") or 0), int(environ.get("WORLD_SIZE") or 1)
+    if not ranked:
+        rank, size = 0, 1
     book, made = _book(wanted, job_of(environ), size)
-    ink = Writer(book.part(role, rank, coordinates={"dp": rank}))
+    part = book.part(role, rank if ranked else None, coordinates={"dp": rank} if ranked else {})
+    if not made:
+        stay(wanted.path)
+    ink = Writer(part)
     recorder = Recorder(
-        ink, level=wanted.level, rank=rank, rank_count=size, role=role, bindings=wanted.bindings,
-        ops_every=wanted.ops_every, groups=wanted.groups, place=Place(rank=rank, meshes=meshes_of({"dp": size})),
-        axes={tuple(range(size)): "dp"} if size > 1 else {},
+        ink, level=wanted.level, rank=rank if ranked else None, rank_count=size if ranked else None, role=role,
+        bindings={**book.manifest.bindings, **wanted.bindings}, ops_every=wanted.ops_every, groups=wanted.groups, memory_history=wanted.memory_history,
+        place=Place(rank=rank, meshes=meshes_of({"dp": size})), axes={tuple(range(size)): "dp"} if size > 1 else {},
+        foreign=True, bound=partial(bind, wanted.path) if made or not ranked else None,
     )  # fmt: skip
-    return Enrolled(book, made, ink, recorder)
+    if "ray" in sys.modules:  # which ends its processes without a word
+        recorder.hurry = ink.hurry
+    return Enrolled(wanted.path, made, part, role, ink, recorder)
+
+
+def _ended() -> str:
+    """How a process ends that says nothing: by an exception that nobody has caught, or well."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if error is None:
+        return "closed"
+    return "interrupted" if isinstance(error, KeyboardInterrupt) else "crashed"
 
 
 def job_of(environ: MutableMapping[str, str]) -> str:

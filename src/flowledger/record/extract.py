@@ -6,7 +6,7 @@ Nothing here reads the content of a tensor except `kept`, and that only on a CPU
 
 import sys
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -30,10 +30,35 @@ class Where(NamedTuple):
 class Templates:
     """Rows by (name, shape, dtype), ready to be copied."""
 
-    def __init__(self, *, bindings: Mapping[str, int], rank: int, rank_count: int, place: Place = ALONE) -> None:
-        self._bindings = tuple(bindings.items())
+    def __init__(
+        self,
+        *,
+        bindings: Mapping[str, int],
+        rank: int | None,
+        rank_count: int | None,
+        place: Place = ALONE,
+        foreign: bool = False,
+        bound: Callable[[Mapping[str, int]], None] | None = None,
+    ) -> None:
+        self._bindings, self._foreign = (
+            tuple(bindings.items()),
+            foreign,
+        )  # foreign: another's loop, with forms of its own
+        self._tell_bound = bound
         self._rank, self._rank_count, self._place = rank, rank_count, place
         self._known: dict[tuple[object, ...], TensorRow] = {}
+
+    def bind(self, sizes: Mapping[str, int]) -> Mapping[str, int]:
+        """Learn what symbols of dimensions stand for, as the job itself says; returns all that are known."""
+        bound = {**dict(self._bindings), **sizes}
+        if "B" in sizes and "G" in bound:
+            bound["B_prompt"] = bound["B"] // bound["G"]
+        if tuple(bound.items()) != self._bindings:
+            self._bindings = tuple(bound.items())
+            self._known.clear()
+            if self._tell_bound is not None:
+                self._tell_bound(bound)
+        return bound
 
     def of(self, name: str, value: Any, where: Where) -> TensorRow:
         """`row` of a tensor as it stands."""
@@ -53,19 +78,20 @@ class Templates:
             if len(self._known) > 20_000:
                 self._known.clear()
             kind = str(dtype).removeprefix("torch.")
-            made = _made(name, tuple(shape), kind, element_size, where, self._bindings, self._rank, self._rank_count)
-            if mesh := self._place.mesh_of(name, where.stage, where.access):
-                made = self._placed(made, mesh, where)
+            of = self._rank, self._rank_count, self._foreign
+            made = _made(name, tuple(shape), kind, element_size, where, self._bindings, *of)
+            if mesh := self._place.mesh_of(made.tensor_name, where.stage, where.access):
+                made = self._placed(made, name, mesh, where)
             self._known[key] = made
         return made.__copy__()  # type: ignore[no-any-return, attr-defined]  # twice as quick as copy.copy
 
-    def _placed(self, row: TensorRow, mesh: str, where: Where) -> TensorRow:
+    def _placed(self, row: TensorRow, name: str, mesh: str, where: Where) -> TensorRow:
         """The row of a plain tensor on one of several ranks: what the flow says of its placement there."""
         share, facts, shape = partial(self._place.share, mesh), tensor(row.tensor_name), tuple(row.local_shape or ())
         bindings = dict(self._bindings)
-        form = form_of(facts.name, shape, bindings, within=where.within, share=share)
+        form = form_of(name, shape, bindings, within=where.within, share=share, foreign=self._foreign)
         if form is None:  # a sum of storages, a buffer: no part of a whole
-            return msgspec.structs.replace(row, placement=[], owner_rank=str(self._rank))
+            return msgspec.structs.replace(row, placement=[], owner_rank=_own(self._rank))
         placement = facts.placement_of(form)
         if where.variant is not None:
             placement = {axis: facts.variants[where.variant].get(axis, "Replicate()") for axis in placement}
@@ -87,7 +113,7 @@ class Templates:
         row.bytes = (row.bytes or 0) // max(1, row.numel or 0) * numel
         row.local_shape, row.numel, row.placement = list(local_shape), numel, placement
         if any(word.startswith(("Shard", "_Strided")) for word in placement):
-            row.owner_rank = f"0-{self._rank_count - 1}"
+            row.owner_rank = f"0-{(self._rank_count or 1) - 1}"
 
 
 def _of_one_stage(facts: Tensor, where: Where) -> bool:
@@ -103,11 +129,12 @@ def _made(
     size: int,
     where: Where,
     bindings: tuple[tuple[str, int], ...],
-    rank: int,
-    of: int,
+    rank: int | None,
+    of: int | None,
+    foreign: bool,
 ) -> TensorRow:
-    """The row of a tensor of `size` bytes an element, on one of `of` ranks."""
-    facts, form = tensor(name), form_of(name, shape, dict(bindings), within=where.within)
+    """The row of a tensor of `size` bytes an element, on one of `of` ranks, or in a process that is none of them."""
+    facts, form = tensor(name), form_of(name, shape, dict(bindings), within=where.within, foreign=foreign)
     dims = form.shape[1:-1] if form is not None else None
     numel = product(shape)
     return TensorRow(
@@ -122,13 +149,17 @@ def _made(
         numel=numel,
         bytes=numel * size,
         kind=facts.kind,
-        mask=facts.mask,
+        mask=facts.mask_of(form),
         broadcast=form.broadcast if form is not None else None,
-        owner_rank=str(rank),
+        owner_rank=_own(rank),
         owner=owner_of(facts.name, where.stage),
         lifetime=facts.lifetime,
         shape_checksum=shape_checksum(facts.name, dims, shape, dtype),
     )
+
+
+def _own(rank: int | None) -> str | None:
+    return None if rank is None else str(rank)
 
 
 def shape_checksum(name: str, dims: str | None, logical_shape: Sequence[int], dtype: str) -> int:

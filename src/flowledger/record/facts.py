@@ -1,45 +1,96 @@
 """What calls tell beside tensors: versions, names, tokenizers, models, numbers."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
+from flowledger.record import checkpoint_files, lineage, numbering
+from flowledger.record.numbering import Numbering
 from flowledger.record.observe import Observer
 from flowledger.record.position import Frame
 from flowledger.record.watch import Named
+from flowledger.record.weight_stream import Passed
+from flowledger.tables.metrics import canonical
+
+_NUMBERS = {name: name for name in ("policy_version", "micro_batch", "done_step")} | {"at_step": "step"}  # of the frame
+_CHECKPOINTS = {"written_checkpoint": "written", "restored_checkpoint": "restored"}
 
 
 class Facts:
     """Takes the facts of a call to whoever needs them."""
 
-    def __init__(self, observer: Observer, *, metric: Callable[..., None], meet: Callable[[Any], None]) -> None:
-        self._observer, self._metric, self._meet = observer, metric, meet
+    def __init__(
+        self,
+        observer: Observer,
+        *,
+        metric: Callable[..., None],
+        meet: Callable[[Any], None],
+        bind: Callable[[Mapping[str, int]], Mapping[str, int]],
+        numbering: Numbering,
+        rank: int = 0,
+    ) -> None:
+        self._rank = rank
+        self._observer, self._metric, self._bind = observer, metric, bind
+        self._numbering, self._bound = numbering, bind({})
         self._told: set[str] = set()  # metrics that come from the arguments of calls
+        self._takers: dict[str, Callable[[Any, str, Frame, int], None]] = {
+            "tokenizer": self._tokenizer, "model": lambda model, _of, _frame, _now: meet(model), "metric": self._number,
+            "metrics": self._numbers, "responses": self._responses, "received_weights": self._received,
+            **{name: partial(self._checkpoint, how) for name, how in _CHECKPOINTS.items()},
+        }  # fmt: skip
 
     def take(self, facts: Mapping[str, Any], frame: Frame, now: int) -> None:
         """One side of a call; the names are those of `watch`, without their @."""
         columns = {}
-        for name, value in facts.items():
-            if name == "policy_version":
-                frame.policy_version = int(value)
-            elif name == "micro_batch":
-                frame.micro_batch = int(value)
-            elif name == "tokenizer":
-                self._observer.tokens.tokenizer = value
-            elif name == "model":
-                self._meet(value)
-            elif name.startswith("metric:"):
-                self._told.add(name[7:])
-                self._metric(name[7:], value, frame, now)
-            elif name == "metrics":
-                for metric, number in value.items():
-                    self._metric(metric, number, frame, now)
-            elif name.startswith("token:"):
-                columns[name[6:]] = value
-            elif name != "step":
+        sizes = {
+            name[5:]: value for name, value in facts.items() if name.startswith("bind:") and isinstance(value, int)
+        }
+        if sizes:
+            self._bound = self._bind(sizes)
+        for fact, value in facts.items():
+            name, _, of = fact.partition(":")
+            if name in _NUMBERS:
+                setattr(frame, _NUMBERS[name], int(value))
+            elif name == "token":
+                columns[of] = value
+            elif name in lineage.FACTS:
+                lineage.take(frame, name, value)
+            elif name in numbering.FACTS:
+                self._numbering.take(frame, fact, value, self._bound.get("G", 1))
+            elif name in self._takers:
+                self._takers[name](value, of, frame, now)
+            elif name not in ("step", "bind"):
                 self._observer.facts[name] = value
         if columns:
             self._observer.token_values(frame, columns, now)
+
+    def _tokenizer(self, tokenizer: Any, _of: str, _frame: Frame, _now: int) -> None:
+        self._observer.tokens.tokenizer = tokenizer
+
+    def _number(self, number: Any, of: str, frame: Frame, now: int) -> None:
+        self._told.add(of)
+        self._metric(of, number, frame, now)
+
+    def _numbers(self, numbers: Mapping[str, Any], of: str, frame: Frame, now: int) -> None:
+        for raw, number in numbers.items():
+            self._metric(canonical(of, raw), number, frame, now, raw=raw)
+
+    def _responses(self, responses: Sequence[Sequence[int]], _of: str, frame: Frame, _now: int) -> None:
+        known = self._observer.facts
+        ends = {*known.get("end_tokens", ()), known.get("pad_token")}
+        frame.columns = _ends(responses, ends) | (frame.columns or {})
+
+    def _checkpoint(self, how: str, folder: Any, _of: str, frame: Frame, now: int) -> None:
+        if folder:
+            checkpoint_files.tell(folder, self._rank, how, lambda what, number: self._metric(what, number, frame, now))
+
+    def _received(self, weights: Any, _of: str, frame: Frame, now: int) -> None:
+        """Some of the weights that an engine is sent."""
+        passed = Passed()
+        for name, tensor in weights.items() if isinstance(weights, Mapping) else weights:
+            passed.add(name, tensor)
+        passed.tell(lambda name, value: self._metric(name, value, frame, now), "received")
 
     def schedule(self, written: Named, frame: Frame, now: int) -> None:
         """Running and waiting samples, where no decode step told them itself; equal steps in a row are one row, weighted."""
@@ -49,3 +100,11 @@ class Facts:
                     steps = float(sum(1 for _ in alike))
                     self._metric("rollout/running", running, frame, now, steps)
                     self._metric("rollout/waiting", waiting, frame, now, steps)
+
+
+def _ends(responses: Sequence[Sequence[int]], ends: Collection[int | None]) -> dict[str, list[Any]]:
+    """Length and finish reason of each response; without a token at its end that ends one, or a pad, it was cut off."""
+    return {
+        "response_length": [len(one) for one in responses],
+        "finish_reason": ["stop" if len(one) and one[-1] in ends else "length" for one in responses],
+    }

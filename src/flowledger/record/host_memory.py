@@ -1,4 +1,4 @@
-"""What the allocator says, in bytes: glibc's on a CPU, torch's on a GPU. A reading costs 10 to 400 µs, by the size of the heap."""
+"""What the host's allocator says, in bytes: glibc's. A reading costs 10 to 400 µs, by the size of the heap."""
 
 import ctypes
 import os
@@ -15,7 +15,6 @@ class Reading(NamedTuple):
     reserved: int | None = None
     device_used: int | None = None
     host_used: int | None = None
-    peak: int | None = None  # the highest `allocated` the allocator itself remembers
 
     @property
     def fragmentation(self) -> float | None:
@@ -36,21 +35,9 @@ def host_reading() -> Reading:
     """glibc: allocated = in use in arenas + mmapped, reserved = arenas + mmapped; resident set beside it."""
     call = _mallinfo2()
     if call is None:
-        return Reading(host_used=_resident())
+        return Reading(host_used=resident())
     info = call()
-    return Reading(allocated=info.uordblks + info.hblkhd, reserved=info.arena + info.hblkhd, host_used=_resident())
-
-
-def device_reading(torch: Any) -> Reading:
-    """torch's caching allocator on the current GPU, without a synchronisation and without resetting its peaks."""
-    free, total = torch.cuda.mem_get_info()
-    return Reading(
-        allocated=torch.cuda.memory_allocated(),
-        reserved=torch.cuda.memory_reserved(),
-        device_used=total - free,
-        host_used=_resident(),
-        peak=torch.cuda.max_memory_allocated(),
-    )
+    return Reading(allocated=info.uordblks + info.hblkhd, reserved=info.arena + info.hblkhd, host_used=resident())
 
 
 @cache
@@ -71,7 +58,8 @@ def _statm(process: int) -> tuple[int, int] | None:
     return os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC), os.sysconf("SC_PAGE_SIZE")
 
 
-def _resident() -> int | None:
+def resident() -> int | None:
+    """Resident set of this process."""
     opened = _statm(os.getpid())
     if opened is None:
         return None

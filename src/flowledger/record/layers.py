@@ -49,16 +49,24 @@ class Layers:
             remembered[name] = (sign, _summed(name, tensors))
         return remembered[name][1]
 
-    def bytes_by_kind(self) -> dict[str, int]:
-        """Bytes of parameters, gradients, optimizer state and caches that exist now; a shared one counts once."""
+    def bytes_by_kind(self, device: str | None = None) -> dict[str, int]:
+        """Bytes of parameters, gradients, optimizer state and caches that exist now; a shared one counts once.
+
+        device: `cuda` leaves out what has been moved elsewhere; each model, optimizer and cache by its first tensor.
+        """
         # Two modules that share a first parameter are one model seen twice.
-        firsts = {id(refs[0]()): module for module, known in self._modules.items() for refs in list(known.values())[:1]}
+        firsts = {
+            id(refs[0]()): module
+            for module, known in self._modules.items() for refs in list(known.values())[:1] if _is_on(refs[0](), device)
+        }  # fmt: skip
         sizes = {
             kind: sum(part.bytes for module in firsts.values() for part in self.parts(name, module) or ())
             for name, kind in (("params", "param"), ("grads", "grad"))
         }
         for name, kind in (("optimizer_state", "optimizer"), ("kv_cache", "kv_cache")):
             owners = [owner for owner, parts in self._parts.items() if name in parts]
+            firsts_of = ((owner, next(iter(self._source(name, owner)[1]), None)) for owner in owners)
+            owners = [owner for owner, first in firsts_of if _is_on(first[1] if first is not None else None, device)]
             sizes[kind] = sum(part.bytes for owner in owners for part in self.parts(name, owner) or ())
         return sizes
 
@@ -67,6 +75,11 @@ class Layers:
         for owner in [owner for owner, parts in self._parts.items() if "optimizer_state" in parts]:
             for entry in list(owner.state.values()):
                 yield from (value for value in entry.values() if hasattr(type(value), "untyped_storage"))
+
+    def cache_tensors(self) -> Iterator[Any]:
+        """Keys and values of every cache met so far that is still there."""
+        for owner in [owner for owner, parts in self._parts.items() if "kv_cache" in parts]:
+            yield from self.tensors("kv_cache", owner)
 
     def tensors(self, name: str, value: Any) -> list[Any]:
         """Every tensor behind such an object."""
@@ -120,6 +133,10 @@ def module_in(value: Any) -> Any | None:
         if _is_module(type(inside)):
             return inside
     return None
+
+
+def _is_on(tensor: Any, device: str | None) -> bool:
+    return device is None or (tensor is not None and tensor.device.type == device)
 
 
 def _is_module(kind: type) -> bool:

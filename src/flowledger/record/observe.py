@@ -6,6 +6,7 @@ from typing import Any
 
 from flowledger.flow.tensors import stage_of, tensor
 from flowledger.ledger.rows import Row
+from flowledger.record import jagged, lineage
 from flowledger.record.extract import Templates, Where, content_checksum, kept
 from flowledger.record.layers import Layers
 from flowledger.record.position import Frame
@@ -52,16 +53,24 @@ class Observer:
                 self._masks(frame, named)
             return
         values = {name: value for name, value in named if is_tensor(value)}
-        masks = self._masks(frame, named)
+        ragged = {name: jagged.of(value) for name, value in values.items() if _TENSORS[type(value)] == _JAGGED}
+        plain = {name: value for name, value in values.items() if name not in ragged}
+        masks = self._masks(frame, [*plain.items()])
         for name, value in named:
-            if name in values:
+            if name in ragged:
+                self._ragged(watch, frame, access, name, ragged[name], now)
+            elif name in plain:
                 self._tensor(watch, frame, access, name, value, masks, now)
             else:
                 self._object(watch, frame, access, name, value, now)
-        if "sample_id" in values:
-            self._identify(frame, values)
-        if frame.sample_ids is not None and (self.level == "tokens" or watch.scope in ("stage", "micro_batch")):
-            self._learn(frame, access, values, now)
+        if "sample_id" in plain:
+            self._identify(frame, plain)
+        elif frame.groups is not None:
+            self._name(frame, plain)
+        if frame.sample_ids is not None and (
+            self.level == "tokens" or watch.scope in ("stage", "micro_batch") or frame.groups is not None
+        ):
+            self._learn(frame, access, plain, ragged, now)
 
     def hidden(self, frame: Frame, layer: int, value: Any, now: int, *, along_sequence: bool) -> None:
         """The output of one layer; `along_sequence`: tensor parallelism has cut it along the tokens."""
@@ -92,7 +101,7 @@ class Observer:
             if frame.stage == "rollout" and frame.policy_version is not None:
                 columns["versions"] = [[frame.policy_version]] * len(ids)
             self.samples.write(ids, columns, frame, now)
-        if frame.stage == "update_actor":
+        if frame.stage == "update_actor" and frame.scope == "stage":
             self.samples.end_update(frame, now)
 
     def token_values(self, frame: Frame, columns: Mapping[str, Any], now: int) -> None:
@@ -134,13 +143,15 @@ class Observer:
         row = self._templates.of(name, value, Where(stage, access, _within(watch, frame)))
         row.stage = stage
         local = value
-        if _TENSORS[type(value)] > 1:
+        if _TENSORS[type(value)] == _SPREAD:
             local = value.to_local()
             self._templates.cut(row, local.shape, _placement(value))
         row.access = access
         row.storage = self.lives.see(local, name, access, frame, now)
         row.offset = local.storage_offset()
         mask = masks.get(name if name in MASKS else row.mask or "") if masks is not None else None
+        if mask is not None and name == "prompt_ids" and mask[0][-1:] != [value.shape[-1]]:
+            mask = None  # it covers the responses as well
         if mask is not None and row.padding != "packed":
             row.mask_ratio = mask[1]
             row.mask_shape = mask[0] if name not in MASKS else None
@@ -174,9 +185,35 @@ class Observer:
         if self.level == "tokens" and groups is not None and len(groups) == len(frame.sample_ids):
             self.tokens.group(frame.sample_ids, [str(number) for number in groups.tolist()])
 
-    def _learn(self, frame: Frame, access: str, values: dict[str, Any], now: int) -> None:
+    def _name(self, frame: Frame, values: dict[str, Any]) -> None:
+        """Whose rows these are, of a framework that names groups."""
+        responses = values.get("response_ids")
+        lineage.identify(frame, responses if responses is not None and responses.is_cpu else None)
+        if self.level == "tokens" and frame.sample_ids is not None and frame.groups is not None:
+            self.tokens.group(frame.sample_ids, frame.groups)
+
+    def _ragged(self, watch: Watch, frame: Frame, access: str, name: str, value: jagged.Jagged, now: int) -> None:
+        """A tensor whose rows have their own lengths: its shape is that of a padded one, its bytes are its own."""
+        stage = frame.stage or stage_of(tensor(name).producer)
+        shape, held = value.shape, value.values
+        row = self._templates.row(
+            name, shape, held.dtype, held.element_size(), Where(stage, access, _within(watch, frame))
+        )
+        row.stage, row.access, row.padding, row.broadcast = stage, access, "jagged", None
+        row.numel, row.bytes = held.numel(), held.numel() * held.element_size()
+        row.storage, row.offset = self.lives.see(held, name, access, frame, now), held.storage_offset()
+        row.mask_ratio = value.filled
+        if self.level == "tokens":
+            row.checksum = content_checksum(held)
+        self._put(row, frame, now)
+
+    def _learn(
+        self, frame: Frame, access: str, values: dict[str, Any], ragged: Mapping[str, jagged.Jagged], now: int
+    ) -> None:
         ids = frame.sample_ids or []
-        if frame.scope == "stage":
+        if frame.groups is not None and frame.scope != "micro_batch":
+            frame.columns = (frame.columns or {}) | lineage.columns(frame, values, ragged)
+        if frame.scope == "stage" or (frame.groups is not None and frame.scope != "micro_batch"):
             columns = frame.columns = frame.columns or {}
             for name, value in values.items():
                 if value.is_cpu or self.level == "tokens":
@@ -184,10 +221,13 @@ class Observer:
                     found = self.samples.columns(name, value, len(ids), self.facts, again=again, beside=values)
                     columns.update(found)
         elif frame.scope == "micro_batch" and frame.stage == "update_actor" and access == "read":
-            width = values["full_sequence"].shape[-1] if "full_sequence" in values else 0
-            self.samples.train(ids, frame, width)
-        if self.level == "tokens" and (access == "write" or frame.phase == "loss"):
+            self.samples.train(ids, frame, _widths({**values, **ragged}, len(ids)))
+        first = "full_sequence" in values and not self.tokens.placed  # what made it was not seen to
+        foreign = frame.groups is not None and frame.scope == "call"
+        if self.level == "tokens" and (access == "write" or frame.phase == "loss" or first or foreign):
             self.tokens.see(ids, values, frame, now)
+            if foreign and not values:
+                self.tokens.see_ragged(ids, ragged, frame, now)
 
 
 def _within(watch: Watch, frame: Frame) -> str | None:
@@ -195,6 +235,16 @@ def _within(watch: Watch, frame: Frame) -> str | None:
     if watch.scope == "decode":
         return "decode"
     return None if frame.micro_batch is None else "micro_batch"
+
+
+def _widths(values: Mapping[str, Any], count: int) -> list[int]:
+    """Columns of prompt and response of each sample, where a call has both in one tensor or in two; else 0."""
+    whole = values.get("full_sequence")
+    if isinstance(whole, jagged.Jagged) and whole.lengths and len(whole.lengths) == count:
+        return whole.lengths
+    parts = ("full_sequence",) if whole is not None else ("prompt_ids", "response_ids")
+    width = sum(values[part].shape[-1] for part in parts) if values.keys() >= set(parts) else 0
+    return [width] * count
 
 
 def _placement(value: Any) -> list[str]:
@@ -209,8 +259,12 @@ def is_tensor(value: Any) -> bool:
     known = _TENSORS.get(kind)
     if known is None:
         tensor = hasattr(kind, "untyped_storage") and hasattr(kind, "storage_offset")
-        known = _TENSORS[kind] = (1 + hasattr(kind, "placements")) if tensor else 0
+        special = _SPREAD if hasattr(kind, "placements") else _JAGGED if kind.__name__ == "NestedTensor" else 1
+        known = _TENSORS[kind] = special if tensor else 0
     return known > 0
 
 
-_TENSORS: dict[type, int] = {}  # class -> 0 no tensor, 1 a tensor, 2 one that is spread over ranks
+_SPREAD, _JAGGED = 2, 3
+_TENSORS: dict[
+    type, int
+] = {}  # class -> 0 no tensor, 1 a tensor, 2 one that is spread over ranks, 3 rows of own lengths

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from flowledger.flow.errors import BadInput
 from flowledger.flow.seams import Missed, Probe, replace
 from flowledger.record import variables
-from flowledger.record.adapters import trl
+from flowledger.record.adapters import trl, verl, vllm
 from flowledger.record.awaited import Awaited
 
 if TYPE_CHECKING:
@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from flowledger.record.enrol import Enrolled
     from flowledger.record.recorder import Recorder
 
-FRAMEWORKS: Mapping[str, Sequence[Probe]] = {"trl": trl.PROBES}  # by the name of the distribution
+# By the name of the distribution.
+FRAMEWORKS: Mapping[str, Sequence[Probe]] = {"trl": trl.PROBES, "verl": verl.PROBES, "vllm": vllm.PROBES}
+# Module -> what a process is whose first call is to it, of processes that are none of the ranks that train.
+ROLES: Mapping[str, str] = {**verl.ROLES, **vllm.ROLES}
 
 _begun = False
 
@@ -42,7 +45,7 @@ def begin() -> None:
     process, waiting = Process(), dict[str, Callable[[], None]]()
     for framework, probes in FRAMEWORKS.items():
         for name, some in groupby(sorted(probes, key=_module), _module):  # sorted keeps the order within a module
-            waiting[name] = partial(process.watch, framework, tuple(some))
+            waiting[name] = partial(process.watch, framework, name, tuple(some))
     Awaited(waiting).install()
 
 
@@ -55,40 +58,44 @@ class Process:
 
     def __init__(self) -> None:
         self.level = os.environ.get(variables.LEVEL) or variables.USUAL_LEVEL
-        self._frameworks: list[str] = []  # that have been imported
         self._missed: list[Probe] = []
         self._pid = 0
         self._recorder: Recorder | None = None
 
-    def watch(self, framework: str, probes: Sequence[Probe]) -> None:
+    def watch(self, framework: str, module: str, probes: Sequence[Probe]) -> None:
         """Wrap functions of a module that has just been imported."""
-        self._frameworks.append(framework)
-        self._missed += _wrap(probes, self.recorder, self.level)
+        self._missed += _wrap(probes, partial(self.recorder, framework, ROLES.get(module)), self.level)
 
-    def recorder(self) -> "Recorder | None":
-        """The recorder of this process; None where it cannot record, which has been said then."""
+    def recorder(self, framework: str, role: str | None) -> "Recorder | None":
+        """The recorder of this process, whose first call was to this framework; None where it cannot record, which has been said.
+
+        role: what it is where it is none of the ranks that train.
+        """
         if self._pid != os.getpid():
             self._pid, self._recorder = os.getpid(), None
-            self._recorder = self._enrolled()
+            self._recorder = self._enrolled(framework, role)
         return self._recorder
 
-    def _enrolled(self) -> "Recorder | None":
+    def _enrolled(self, framework: str, role: str | None) -> "Recorder | None":
         from flowledger.record.enrol import asked, enrol, say  # noqa: PLC0415
+        from flowledger.record.upkeep import missed  # noqa: PLC0415
 
-        framework = self._frameworks[0]
         try:
             wanted = asked(framework=framework, framework_version=_version(framework))
             if wanted is None:
                 return None
-            enrolled = enrol(wanted)
+            enrolled = enrol(wanted) if role is None else enrol(wanted, role=role, ranked=False)
         except Exception as error:  # noqa: BLE001  whatever it is, the job that is watched goes on
             what = error if isinstance(error, BadInput) else f"the recorder failed: {type(error).__name__}: {error}"
             say(f"{what}; this process is not recorded (pid {self._pid})")
             return None
         atexit.register(_end, enrolled, self._pid)
-        _watch_collectives(enrolled.recorder)
+        if role is None:
+            _watch_collectives(enrolled.recorder)
         for probe in self._missed:
-            enrolled.recorder.missed(probe)
+            enrolled.recorder.find(missed(probe))
+        if enrolled.made:
+            _check_version(enrolled.recorder, framework)
         return enrolled.recorder
 
 
@@ -99,15 +106,29 @@ def _version(framework: str) -> str | None:
         return None
 
 
+def _check_version(recorder: "Recorder", framework: str) -> None:
+    """Say, once a run, that nobody has tried this version of the framework."""
+    from flowledger.record.enrol import say  # noqa: PLC0415
+    from flowledger.record.upkeep import untested  # noqa: PLC0415
+    from flowledger.record.versions import covers  # noqa: PLC0415
+
+    version, wanted = _version(framework), FRAMEWORKS[framework][0].versions
+    if version is not None and not covers(wanted, version):
+        message = f"{framework} {version} is recorded as {framework} {wanted} would be; what has changed may be missed"
+        say(message)
+        recorder.find(untested(message))
+
+
 def _watch_collectives(recorder: "Recorder") -> None:
     """From now on, where this process is one of several ranks."""
     from flowledger.record.adapters import collectives  # noqa: PLC0415
+    from flowledger.record.upkeep import missed  # noqa: PLC0415
 
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_initialized() or distributed.get_world_size() < 2:
         return
     for probe in _wrap(collectives.PROBES, lambda: recorder, recorder.level):
-        recorder.missed(probe)
+        recorder.find(missed(probe))
 
 
 def _wrap(probes: Sequence[Probe], source: "Source", level: str) -> list[Probe]:

@@ -7,6 +7,7 @@ back to its parent frame, so the position is right after an exception too.
 """
 
 from collections.abc import Callable
+from contextvars import ContextVar
 
 SCOPES = ("step", "stage", "epoch", "mini_batch", "micro_batch", "decode", "call")  # from the outermost
 _COUNTING = frozenset({"step", "stage", "epoch", "mini_batch"})  # scopes that count the calls within them
@@ -22,10 +23,12 @@ class Frame:
     tokens_logical: int | None = None
     tokens_valid: int | None = None
     peak: int | None = None  # highest allocated reading, on the frame of a stage
-    peak_before: int | None = None
     masks: dict[str, tuple[list[int], float | None]] | None = None  # masks seen in this call: shape, kept fraction
     columns: dict[str, list[object]] | None = None  # what this stage learnt of its samples
-    close: Callable[[], None] | None = None  # of what stays open between two calls
+    close: Callable[[BaseException | None], None] | None = None  # of what stays open between two calls
+    groups: list[str] | None = None  # whose rows a call has, where a framework names groups and sessions
+    sessions: list[str] | None = None
+    done_step: int | None = None  # the step that ends with this call
 
     def __init__(self, name: str, scope: str, parent: "Frame | None" = None) -> None:
         self.name, self.scope, self.parent = name, scope, parent
@@ -57,6 +60,21 @@ class Frame:
         while frame is not None and frame is not outer:
             frame = frame.parent
         return frame is outer
+
+
+class Here:
+    """The innermost call that is open in this thread, or in this task of an event loop."""
+
+    def __init__(self) -> None:
+        self._frame: ContextVar[Frame | None] = ContextVar("frame", default=None)
+
+    @property
+    def frame(self) -> Frame | None:
+        return self._frame.get()
+
+    @frame.setter
+    def frame(self, frame: Frame | None) -> None:
+        self._frame.set(frame)
 
 
 class OnceAStage:

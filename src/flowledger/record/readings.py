@@ -1,11 +1,11 @@
 """Memory at the boundaries of stages and phases: what the allocator says, and kinds that can be counted at any time."""
 
-import sys
 import time
 from collections.abc import Callable
 
 from flowledger.ledger.rows import MemoryRow, Row
-from flowledger.record.host_memory import Reading, device_reading, host_reading
+from flowledger.record.device_memory import DeviceMemory
+from flowledger.record.host_memory import Reading, host_reading
 from flowledger.record.layers import Layers
 from flowledger.record.position import Frame
 
@@ -19,12 +19,12 @@ class Readings:
     """Reads and writes; the highest reading of a stage is kept on its frame.
 
     A step is read at its end, whatever that costs, and above level `steps` at its begin too; so is the
-    end of a long stage. In between readings live on a small share of the
-    time: stages are read if it can be paid, and phases if a stage could be too.
+    end of a long stage, and on a GPU, whose peaks belong to stages, of every one. In between readings live on a small
+    share of the time: stages are read if it can be paid, and phases if a stage could be too.
     """
 
-    def __init__(self, put: Put, limit: int | None, *, level: str) -> None:
-        self._put, self._limit = put, limit
+    def __init__(self, put: Put, limit: int | None, *, level: str, device: DeviceMemory) -> None:
+        self._put, self._limit, self._device = put, limit, device
         self._share = _SHARE_AT_STEPS if level == "steps" else _SHARE
         self._last = Reading()
         self._when = self._price = 0
@@ -33,29 +33,41 @@ class Readings:
 
     def read(self, frame: Frame, instant: str, now: int) -> None:
         """A row of kind `total`, if a reading can be had."""
-        stage = frame.stage_frame
-        due = frame.scope == "step" and (instant == "end" or self._share == _SHARE)
-        long = instant == "end" and frame is stage and (now - frame.start_ns) * self._share > 2 * self._price
-        if not (self.free or due or long or self._affordable(frame, instant, now)):
-            return
-        seen = self._look(now)
-        if instant == "begin" and frame is stage:
-            stage.peak_before = seen.peak
-        # A device's own peak belongs to this stage if it rose within it; its counter is the job's and is never reset.
-        grown = seen.peak if seen.peak is not None and seen.peak > (stage.peak_before or 0) else None
-        highest = [value for value in (stage.peak, seen.allocated, grown) if value is not None]
-        stage.peak = max(highest) if highest else None
-        row = MemoryRow(
-            instant=instant, kind="total", allocated=seen.allocated, reserved=seen.reserved,
-            device_used=seen.device_used, host_used=seen.host_used, peak_since_stage=stage.peak, limit=self._limit,
-            fragmentation=seen.fragmentation,
-        )  # fmt: skip
-        self._put(row, frame, now)
+        edge = instant if frame is frame.stage_frame else None
+        if edge == "begin":
+            self._device.begin(frame)
+        if self._due(frame, instant, now):
+            self._write(frame, instant, now)
+        if edge == "end":
+            self._device.end(frame)
+            if (seen := self._device.outside()) is not None:
+                row = MemoryRow(instant="nvml", kind="residue", allocated=seen.outside, device_used=seen.used)
+                self._put(row, frame, now)
 
     def known(self, layers: Layers, frame: Frame, now: int) -> None:
         """Rows of the kinds that models, optimizers and caches account for, at the end of a stage."""
-        for kind, size in layers.bytes_by_kind().items():
+        for kind, size in layers.bytes_by_kind("cuda" if self._device.there() else None).items():
             self._put(MemoryRow(instant="end", kind=kind, allocated=size), frame, now)
+
+    def _due(self, frame: Frame, instant: str, now: int) -> bool:
+        stage = frame.stage_frame
+        due = frame.scope == "step" and (instant == "end" or self._share == _SHARE)
+        if instant == "end" and frame is stage:
+            due |= (now - frame.start_ns) * self._share > 2 * self._price or self._device.there()
+        return self.free or due or self._affordable(frame, instant, now)
+
+    def _write(self, frame: Frame, instant: str, now: int) -> None:
+        stage, seen = frame.stage_frame, self._look(now)
+        counted = self._device.peak(stage)  # on a GPU
+        allocated, reserved = counted if counted is not None else (None, None)
+        highest = [value for value in (stage.peak, seen.allocated, allocated) if value is not None]
+        stage.peak = max(highest) if highest else None
+        row = MemoryRow(
+            instant=instant, kind="total", allocated=seen.allocated, reserved=seen.reserved,
+            device_used=seen.device_used, host_used=seen.host_used, peak_since_stage=stage.peak,
+            reserved_peak_since_stage=reserved, limit=self._limit, fragmentation=seen.fragmentation,
+        )  # fmt: skip
+        self._put(row, frame, now)
 
     def _affordable(self, frame: Frame, instant: str, now: int) -> bool:
         self._credit = min(_MOST_NS * self._share, self._credit + (now - self._counted) * self._share)
@@ -66,10 +78,11 @@ class Readings:
         return self._credit >= readings * self._price
 
     def _look(self, now: int) -> Reading:
-        """A reading; the one before where a stage begins right after another has ended."""
-        if now - self._when > _SAME_NS:
-            before = time.monotonic_ns()
-            self._last = _reading()
+        """A reading; of the host the one before where a stage begins right after another has ended."""
+        before = time.monotonic_ns()
+        seen = self._device.reading()
+        if seen is not None or now - self._when > _SAME_NS:
+            self._last = seen or _reading()
             self._when = time.monotonic_ns()
             self._price = self._when - before
             self._credit -= self._price
@@ -77,5 +90,4 @@ class Readings:
 
 
 def _reading() -> Reading:
-    torch = sys.modules.get("torch")
-    return device_reading(torch) if torch is not None and torch.cuda.is_initialized() else host_reading()
+    return host_reading()

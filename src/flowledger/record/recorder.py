@@ -5,28 +5,30 @@ itself: the time spent in its wrappers, and the writer's figures.
 """
 
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, Protocol
 
-from flowledger.flow.seams import Probe
-from flowledger.ledger.rows import Row, SpanRow
+from flowledger.ledger.rows import FindingRow, Row, SpanRow
 from flowledger.record.buffers import Buffers
 from flowledger.record.collectives import Collectives
+from flowledger.record.device import Device
 from flowledger.record.edges import Edges
 from flowledger.record.extract import Templates
 from flowledger.record.facts import Facts
 from flowledger.record.layers import module_in
 from flowledger.record.metrics import metric_rows
+from flowledger.record.numbering import Numbering
 from flowledger.record.observe import Observer
 from flowledger.record.place import ALONE, Place
-from flowledger.record.position import Frame, inner
+from flowledger.record.position import Frame, Here, inner
 from flowledger.record.readings import Readings
-from flowledger.record.upkeep import Failures, cost, missed, trouble
+from flowledger.record.steps import ImpliedSteps, Numbers
+from flowledger.record.upkeep import Failures, cost, trouble
 from flowledger.record.waiting import Alarm
 from flowledger.record.watch import Named, Watch, pick
+from flowledger.record.weight_stream import passing
 
 clock = time.monotonic_ns
 
@@ -37,15 +39,13 @@ class Sink(Protocol):
     def put(self, row: Row, /) -> None: ...
 
 
-class _Here(threading.local):
-    frame: Frame | None = None
-
-
 class Recorder:
     """Records one process. `level`: steps, tensors or tokens; operators every `ops_every` steps (0: never).
 
     `groups`: of how many groups of samples the tokens are kept. `axes`: what the job calls the ranks that talk to each other.
     `place`: where this rank stands in the job's meshes. `alarm`: what to do where a collective does not end.
+    `memory_history`: how many allocations a GPU's allocator is to remember, for the case that memory runs out; 0: none.
+    `foreign`: the loop is another's. `bound`: who is told what symbols stand for, when the job has said so.
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class Recorder:
         writer: Sink,
         *,
         level: str,
-        rank: int = 0,
-        rank_count: int = 1,
+        rank: int | None = 0,
+        rank_count: int | None = 1,
         role: str = "actor",
         bindings: Mapping[str, int] | None = None,
         ops_every: int = 50,
@@ -63,29 +63,46 @@ class Recorder:
         limit: int | None = None,
         place: Place = ALONE,
         alarm: Alarm | None = None,
+        memory_history: int = 0,
+        foreign: bool = False,
+        bound: Callable[[Mapping[str, int]], None] | None = None,
     ) -> None:
         self._writer, self._put_row = writer, writer.put
         self.level, self._rank, self._rank_count = level, rank, rank_count
         self._ops_every = ops_every if level != "steps" else 0
-        self._here = _Here()
+        self._here = Here()
         self._root = Frame("process", "process")
         self._root.role = role
         self.latest = self._root  # the newest frame of any thread
-        templates = Templates(bindings=bindings or {}, rank=rank, rank_count=rank_count, place=place)
+        templates = Templates(
+            bindings=bindings or {}, rank=rank, rank_count=rank_count, place=place, foreign=foreign, bound=bound
+        )
         self._observer = Observer(
-            self.put, lambda: self.latest, level=level, templates=templates, rank=rank, groups=groups
+            self.put, lambda: self.latest, level=level, templates=templates, rank=rank or 0, groups=groups
         )  # fmt: skip
         self._hooks: Any = None  # ModelHooks, from the first model on
         self._operators: Any = None  # SampledStep, while operators are watched
-        self._spans = self._steps = 0
+        self._spans = 0
         self.own_ns = self._rows = 0
+        self.hurry: Callable[[], None] | None = None  # called when a stage has ended
         self._troubles: dict[str, int] = {}
-        self._failures = Failures(self.put, f"rank {rank}: " if rank_count > 1 else "")
-        self._facts = Facts(self._observer, metric=self.metric, meet=self._meet)
-        self._readings = Readings(self.put, limit, level=level)
+        who = f"rank {rank}: " if (rank_count or 1) > 1 else ""
+        self._failures = Failures(self.put, who)
+        numbering = Numbering(rank or 0, rank_count or 1, level=level)
+        self._facts = Facts(
+            self._observer,
+            metric=self.metric,
+            meet=self._meet,
+            bind=templates.bind,
+            numbering=numbering,
+            rank=rank or 0,
+        )
+        self._device = Device(self.put, self.guard, self._observer, history=memory_history, who=who)
+        self._readings = Readings(self.put, limit, level=level, device=self._device.memory)
         self.buffer: Callable[[Any, object, Frame, int], None] = Buffers(self.put, self._observer, templates).see
         self.collectives = Collectives(self, axes or {}, alarm)
         self.edges = Edges(self)
+        self._steps_implied, self._steps_of = ImpliedSteps(self.edges, level), Numbers(self.find)
 
     def enter(
         self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -95,6 +112,8 @@ class Recorder:
         here, probe = self._here, watch.probe
         if watch.scope in ("step", "stage"):
             self.edges.end(watch.scope)
+            if probe.opens_step:
+                self.guard(self._steps_implied.before, probe.stage)
         frame = inner(
             self.here(),
             name=watch.name, scope=watch.scope, stage=probe.stage, phase=probe.phase, role=watch.role,
@@ -108,6 +127,7 @@ class Recorder:
             self._hush(True)
             around = self.guard(self._entered, watch, frame, args, kwargs, began)
             self._hush(False)
+        self._device.entered(watch, frame)
         now = clock()
         self.own_ns += now - began
         if watch.whole:
@@ -119,21 +139,29 @@ class Recorder:
         began = clock()
         self.edges.end_within(frame)
         self._hush(True)
-        if watch.looks_out or (watch.scope == "stage" and self.level != "steps"):
+        if watch.looks_out or frame.columns or (watch.scope == "stage" and self.level != "steps"):
             self.guard(self._left, watch, frame, args, kwargs, result, began)
         self._close(watch, frame, began, failed=False)
+        if frame.done_step is not None:
+            self._done(frame.done_step)
         self._hush(False)
         self.own_ns += clock() - began
 
     def fail(self, watch: Watch, frame: Frame, error: BaseException) -> None:
         """Close the span of a call that raised; what a stage or a step did not finish becomes a finding."""
         began = clock()
-        self.edges.end_within(frame)
+        self.edges.end_within(frame, error)
         self._hush(True)
+        self._device.raised(frame, error, began)
         self.guard(self._failures.passed, frame, error, began)
         self._close(watch, frame, began, failed=True)
         self._hush(False)
         self.own_ns += clock() - began
+
+    def _done(self, step: int) -> None:
+        """A step has ended, as a call has said; what comes belongs to the next."""
+        self._steps_implied.end()
+        self._root.step = step + 1
 
     def concerns(self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call is one that a conditional probe means."""
@@ -147,6 +175,8 @@ class Recorder:
         parent.policy_version = frame.policy_version
         if self._observer.lives.dead:
             self.guard(self._observer.lives.settle)
+        if self.hurry is not None and (watch.urgent or watch.scope in ("stage", "step")):
+            self.hurry()
         if watch.scope in ("stage", "step"):
             if not failed and self.level != "steps":
                 self.guard(self._observer.lives.look_for_holders, frame)
@@ -196,14 +226,25 @@ class Recorder:
         row.epoch, row.mini_batch, row.micro_batch = frame.epoch, frame.mini_batch, frame.micro_batch
         row.policy_version = frame.policy_version
 
-    def metric(self, name: str, value: Any, frame: Frame, now: int, weight: float | None = None) -> None:
-        """Write a number (or each number of a small tensor) under a canonical name."""
-        for row in metric_rows(name, value, weight):
+    def metric(
+        self, name: str, value: Any, frame: Frame, now: int, weight: float | None = None, raw: str | None = None
+    ) -> None:
+        """Write a number (or each number of a small tensor) under a canonical name; `raw`: what the job calls it."""
+        for row in metric_rows(name, value, weight, raw):
             self.put(row, frame, now)
 
-    def missed(self, probe: Probe) -> None:
-        """A probe found nothing to watch."""
-        self.put(missed(probe), self._root, clock())
+    def streamed(self, result: Any) -> Any:
+        """A result whose first part is a stream of names and weights, the same but counted as it passes."""
+        frame = self.here()
+
+        def metric(name: str, value: float) -> None:
+            self.guard(self.metric, name, value, frame, clock())
+
+        return (passing(result[0], self.guard, metric), *result[1:]) if isinstance(result, tuple) and result else result
+
+    def find(self, row: FindingRow) -> None:
+        """Write what was found out about the job, or about its recording."""
+        self.put(row, self._root, clock())
 
     def guard(self, work: Callable[..., Any], *args: Any) -> Any:
         """Run a part of the recorder; an error of its own is counted and, once a kind, becomes a row."""
@@ -229,6 +270,7 @@ class Recorder:
         """Take the hooks off and write what is still to be said; the writer stays open."""
         self.edges.end("step")
         self.collectives.close()
+        self._device.close()
         self.guard(self._observer.lives.close)
         if self._hooks is not None:
             self.guard(self._hooks.close)
@@ -249,7 +291,7 @@ class Recorder:
         if watch.scope in ("step", "stage"):
             self._readings.read(frame, "begin", now)
         if watch.reads:
-            self._observer.see(watch, frame, "read", pick(watch.reads, given), now)
+            self._observer.see(watch, frame, watch.probe.argument_access, pick(watch.reads, given), now)
         if self._operators is None:
             return None
         return self._around_step() if watch.scope == "step" else self._around_forward(watch, frame, facts.get("model"))
@@ -262,8 +304,8 @@ class Recorder:
             self._facts.take(dict(pick(watch.write_facts, result, given)), frame, now)
         written = pick(watch.writes, result, given)
         if written:
-            self._observer.see(watch, frame, "write", written, now)
-        if watch.scope == "stage" and self.level != "steps":
+            self._observer.see(watch, frame, watch.probe.result_access, written, now)
+        if (watch.scope == "stage" or frame.columns) and self.level != "steps":
             self._observer.write_samples(frame, now)
         for name, value in watch.metrics(result):
             self.metric(name, value, frame, now)
@@ -272,6 +314,7 @@ class Recorder:
 
     def _finish(self, watch: Watch, frame: Frame, now: int) -> None:
         """What is written when a call ends, however it ended."""
+        self._device.left(watch, frame, now)
         self._span(watch, frame, "whole" if watch.whole else "end", now)
         if watch.boundary:
             self._readings.read(frame, "end", now)
@@ -289,8 +332,7 @@ class Recorder:
     # ---------------------------------------------------------------- steps
 
     def _begin_step(self, frame: Frame, number: Any) -> None:
-        frame.step = int(number) if number is not None else self._steps
-        self._steps += 1
+        frame.step = self._steps_of.number(number, self._root.step)
         self._observer.begin_step()
         if self._ops_every and frame.step % self._ops_every == 0 and "torch" in sys.modules:
             from flowledger.record.sampled import SampledStep  # noqa: PLC0415  torch is wanted from here on only

@@ -12,7 +12,7 @@ from flowledger.ledger.rows import Row, SampleRow, Trained
 from flowledger.record.position import Frame
 
 Put = Callable[[Row, Frame, int], None]
-_FROM_MASK = {"response_mask": "response_length"}  # a tensor of [B, S_resp] that tells a column
+_FROM_MASK = {"response_mask": "response_length", "prompt_mask": "prompt_length"}  # a mask that tells a column
 
 
 class Samples:
@@ -38,10 +38,14 @@ class Samples:
         if column is None or column == "sample_id" or (not again and column in self._known):
             return {}
         if name in _FROM_MASK:
-            values = _lengths(value, beside.get("attention_mask"))
+            values = _lengths(value, beside.get("attention_mask") if name == "response_mask" else None)
         else:
             values = value.tolist() if value.dim() < 2 or column == "rewards" else value.flatten().tolist()
-        return {column: spread} if (spread := _spread(_converted(column, values, facts), count)) else {}
+        spread = _spread(_converted(column, values, facts), count)
+        if not spread:
+            return {}
+        weights = facts.get("reward_weights") if column == "rewards" else None
+        return {column: spread} if weights is None else {column: spread, "reward": _weighed(value, weights)}
 
     def write(self, ids: Sequence[str], columns: dict[str, list[Any]], frame: Frame, now: int) -> None:
         """One row for each sample."""
@@ -50,16 +54,11 @@ class Samples:
         for sample_id, *values in zip(ids, *columns.values(), strict=True):
             self._put(SampleRow(sample_id=sample_id, **dict(zip(names, values, strict=True))), frame, now)
 
-    def train(self, ids: Sequence[str], frame: Frame, stop: int) -> None:
-        """Note that samples go through the update now, with `stop` tokens each."""
-        entry = Trained(
-            epoch=frame.epoch or 0,
-            mini_batch=frame.mini_batch or 0,
-            rank=self._rank,
-            micro_batch=frame.micro_batch or 0,
-            stop=stop,
-        )
-        for sample_id in ids:
+    def train(self, ids: Sequence[str], frame: Frame, stops: Sequence[int]) -> None:
+        """Note that samples go through the update now, with so many columns each."""
+        at = (frame.epoch or 0, frame.mini_batch or 0, frame.micro_batch or 0)
+        for sample_id, stop in zip(ids, stops, strict=True):
+            entry = Trained(epoch=at[0], mini_batch=at[1], rank=self._rank, micro_batch=at[2], stop=stop)
             self._trained.setdefault(sample_id, []).append(entry)
 
     def end_update(self, frame: Frame, now: int) -> None:
@@ -90,6 +89,14 @@ def _converted(column: str, values: list[Any], facts: Mapping[str, Any]) -> list
         named = [*map(str, names), *map(str, range(len(names), 1000))]
         return [dict(zip(named, row if isinstance(row, list) else [row], strict=False)) for row in values]
     return values
+
+
+def _weighed(components: Any, weights: Any) -> list[float]:
+    """Weighted sum of each sample's components [B, N_reward], those that failed left out; NaN where all have."""
+    sums = (components * weights.to(components.device)).nansum(1)
+    sums[components.isnan().all(1)] = float("nan")
+    found: list[float] = sums.tolist()
+    return found
 
 
 def _spread(values: list[Any], count: int) -> list[Any]:

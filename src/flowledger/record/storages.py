@@ -68,6 +68,13 @@ class Lives:
         life = self._alive.get(value.untyped_storage()._cdata)
         return None if life is None else life.name
 
+    def alive(self) -> Iterator[tuple[Any, str]]:
+        """Storages that are alive, and what kind of memory each is."""
+        for life in list(self._alive.values()):
+            storage = life.ref() if isinstance(life.ref, weakref.ref) else None
+            if storage is not None:
+                yield storage, life.kind
+
     def see(self, value: Any, name: str, access: str, frame: Frame, now: int) -> int:
         """Note an access to a tensor's storage; returns the storage's number."""
         storage = value.untyped_storage()

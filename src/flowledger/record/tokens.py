@@ -4,15 +4,19 @@
 column as the full sequence. Positions that attention_mask leaves out get no row, unless another mask claims them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flowledger.flow.tensors import tensor
 from flowledger.ledger.rows import Row, TokenRow
+from flowledger.record.jagged import Jagged
 from flowledger.record.position import Frame
 
 Put = Callable[[Row, Frame, int], None]
 _EXTRA = {"full_sequence": "token_id"}  # covers the prompt as well, which response_ids does not
+# What covers prompt and response, of a loop that keeps the two apart: the whole -> its parts.
+_APART = {"full_sequence": ("prompt_ids", "response_ids"), "attention_mask": ("prompt_mask", "response_mask")}
+_PROMPTS = tuple(prompt for prompt, _ in _APART.values())
 _OF_KEPT = ("old_log_prob", "ref_log_prob", "entropy")  # of samples that were dropped nobody computes them
 # Stage -> what its forward pass makes for itself: the column is that of the policy in its update.
 _NOT_THE_UPDATE = {"old_log_prob": ("new_log_prob",), "ref_log_prob": ("new_log_prob", "entropy")}
@@ -41,6 +45,11 @@ class Tokens:
         self._valid: dict[str, list[int]] = {}  # sample -> columns that hold a token
         self._own: dict[str, set[int]] = {}  # sample -> columns of tokens that the policy sampled
 
+    @property
+    def placed(self) -> bool:
+        """Whether the columns of this step's sequences are known."""
+        return self._width > 0
+
     def group(self, ids: Sequence[str], groups: Sequence[str]) -> None:
         """Choose the samples of the first groups of this step."""
         if not self._chosen:
@@ -54,11 +63,13 @@ class Tokens:
             return
         if "full_sequence" in values:
             self._width = values["full_sequence"].shape[1]
+        elif values.keys() >= set(_APART["full_sequence"]):
+            self._width = sum(values[part].shape[1] for part in _APART["full_sequence"])
         wide = {
             name: value
             for name, value in values.items()
             if name not in _NOT_THE_UPDATE.get(frame.stage or "", ())
-            and (name in _EXTRA or name in TOKEN_COLUMNS or tensor(name).token_column)
+            and (name in _EXTRA or name in _PROMPTS or name in TOKEN_COLUMNS or tensor(name).token_column)
             and value.dim() == 2
             and value.shape[0] == len(ids)
         }
@@ -67,29 +78,48 @@ class Tokens:
         for index, sample in rows:
             spared = _OF_KEPT if frame.scope == "stage" and sample in self.dropped else ()
             values_of = {name: value[index].tolist() for name, value in wide.items() if name not in spared}
-            self._sample(sample, values_of, frame, now)
+            self._sample(sample, _joined(values_of), self._width, frame, now)
 
-    def _sample(self, sample: str, values: dict[str, list[Any]], frame: Frame, now: int) -> None:
+    def see_ragged(self, ids: Sequence[str], values: Mapping[str, Jagged], frame: Frame, now: int) -> None:
+        """The same of tensors whose rows have their own lengths: a position counts columns of the sample itself.
+
+        What a model says at each column of the whole sequence speaks of the next token, and is left out.
+        """
+        rows = [(index, sample) for index, sample in enumerate(ids) if sample in self._chosen]
+        whole = values.get("full_sequence")
+        if not rows or whole is None or whole.lengths is None:
+            return
+        parts = {
+            name: one.values.split(one.lengths)
+            for name, one in values.items()
+            if (name in _EXTRA or tensor(name).token_column) and one.lengths and len(one.lengths) == len(ids)
+            if name in _EXTRA or one.lengths != whole.lengths
+        }
+        for index, sample in rows:
+            values_of = {name: rows_of[index].tolist() for name, rows_of in parts.items()}
+            self._sample(sample, values_of, whole.lengths[index], frame, now)
+
+    def _sample(self, sample: str, values: dict[str, list[Any]], width: int, frame: Frame, now: int) -> None:
         if "full_sequence" in values:
             values.pop("response_ids", None)
         mask = values.get("attention_mask")
-        if mask is not None and len(mask) == self._width:
+        if mask is not None and len(mask) == width:
             self._valid[sample] = [column for column, on in enumerate(mask) if on]
         sampled = values.get("response_mask")
         if sampled is not None:
-            self._own[sample] = {column + self._width - len(sampled) for column, on in enumerate(sampled) if on}
+            self._own[sample] = {column + width - len(sampled) for column, on in enumerate(sampled) if on}
         own = self._own.get(sample)
         claimed = {
-            column + self._width - len(values[name])
+            column + width - len(values[name])
             for name in ("response_mask", "loss_mask")
             for column, on in enumerate(values.get(name, ()))
             if on
         }
-        places = sorted(claimed.union(self._valid.get(sample, range(self._width))))
+        places = sorted(claimed.union(self._valid.get(sample, range(width))))
         columns: dict[int, dict[str, Any]] = {}
         for name, row in values.items():
             label = _EXTRA.get(name) or (name if name in TOKEN_COLUMNS else tensor(name).token_column) or ""
-            shift = self._width - len(row)
+            shift = width - len(row)
             others = own is not None and label in _OF_OWN
             for column in places:
                 if column >= shift and not (others and column not in (own or ())):
@@ -109,3 +139,13 @@ class Tokens:
         """Its text; a token that is only a part of a character is spelled as the vocabulary spells it."""
         text = str(self.tokenizer.decode([token]))
         return str(self.tokenizer.convert_ids_to_tokens(token)) if "\ufffd" in text else text
+
+
+def _joined(row: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """A row with what covers prompt and response, where it has both parts of that, and without prompts by themselves."""
+    whole = {
+        name: [*row[prompt], *row[response]]
+        for name, (prompt, response) in _APART.items()
+        if name not in row and prompt in row and response in row
+    }
+    return {name: values for name, values in row.items() if name not in _PROMPTS} | whole

@@ -43,6 +43,11 @@ def missed(probe: Probe) -> FindingRow:
     return FindingRow(id="probe_missed", verdict=verdict, severity=severity, message=message, needs=[probe.target])
 
 
+def untested(message: str) -> FindingRow:
+    """A framework of a version that nobody has tried."""
+    return FindingRow(id="version_untested", verdict="warn", severity="warning", message=message)
+
+
 def trouble(kind: str, error: Exception) -> FindingRow:
     """An error of the recorder itself."""
     return FindingRow(id="recorder_error", verdict="warn", severity="warning", message=f"{kind}: {error}"[:500])

@@ -6,6 +6,7 @@ from collections.abc import MutableMapping
 RUN, JOB = "FLOWLEDGER_RUN", "FLOWLEDGER_JOB"
 FIRST = "FLOWLEDGER_FIRST"  # handed down by the first process of a job that nobody has named
 LEVEL, OPS_EVERY, GROUPS = "FLOWLEDGER_LEVEL", "FLOWLEDGER_OPS_EVERY", "FLOWLEDGER_GROUPS"
+MEMORY_HISTORY = "FLOWLEDGER_MEMORY_HISTORY"  # entries that a GPU's allocator is to remember
 USUAL_LEVEL = "tensors"
 
 

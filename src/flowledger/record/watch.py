@@ -2,9 +2,16 @@
 
 A key of `args` is a parameter, or a path from one (`weights.version`); a key of `results` a field of the result, a path
 from one, "" for the result itself, or `args.` and a path for what the call writes into an argument. Values are tensors
-of the flow, or facts: `@step`, `@micro_batch` (which one this is, where the order of calls does not say it),
+of the flow, or facts (` & ` stands between two of one path): `@step`, `@at_step` (of this call alone), `@done_step` (this call ends that step), `@micro_batch`
+(which one this is, where the order of calls does not say it), `@group_ids`, `@sessions`, `@sample_keys` (whose rows these
+are, see `lineage`), `@versions` (of the weights that sampled each), `@received_weights` (names and tensors), `@written_checkpoint` and `@restored_checkpoint` (a folder),
 `@policy_version`, `@tokenizer`, `@component_names`, `@dropped_reason`, `@model` (a module whose forward passes are worth
-watching), `@metric:NAME` (a number), `@metrics` (many of them by name), `@token:COLUMN` (a value for each token). `record.collectives` has facts of its own.
+watching), `@metric:NAME` (a number), `@metrics` (many of them by name), `@metrics:TABLE` (by names that a table of
+`tables/metric_names.toml` knows), `@bind:SYMBOL` (the size that a symbol of dimensions stands for), `@token:COLUMN` (a value
+for each token). Where samples have no names: `@new_samples` (a batch of so many is about to be made), `@samples` (a batch of
+them in that order), `@samples_made:KEY,KEY` (a dictionary of what they became; by these entries a row is known again),
+`@samples_among:KEY,KEY` (one of some of them, in any order). `@responses` (lists of token ids, which end in one of
+`@end_tokens`, or in the `@pad_token`, where they were not cut off), `@reward_weights` (one a component).  `record.collectives` has facts of its own.
 """
 
 import inspect
@@ -19,7 +26,7 @@ from flowledger.record.position import Frame, OnceAStage
 _WHOLE = ("epoch", "mini_batch", "micro_batch", "decode", "call")  # one row at the end is enough
 _MISSING = object()
 _AT_STEPS = ("attention_mask", "generation_metadata")
-_FACTS_AT_STEPS = ("step", "micro_batch", "policy_version", "model", "metrics")
+_FACTS_AT_STEPS = ("step", "at_step", "done_step", "micro_batch", "policy_version", "model", "metrics")
 Named = list[tuple[str, Any]]
 Path = tuple[str, ...]
 
@@ -43,9 +50,13 @@ class Watch:
         if level == "steps":
             self._prune()
         self.looks_in = bool(self.reads or self.read_facts) or not self.whole
+        self.urgent = any(
+            name.startswith("metrics") for _, name in self.read_facts
+        )  # what ends a step is written at once
         self.looks_out = bool(self.writes or self.write_facts or probe.metrics)
-        self.conditions = bool(probe.only_if or probe.within or probe.not_within)
-        self._same = [(_path(one), _path(other)) for one, other in probe.only_if.items()]
+        self._same = [(_path(one), _path(other)) for one, other in probe.only_if.items() if not other.startswith("=")]
+        self.words = [(_path(one), other[1:]) for one, other in probe.only_if.items() if other.startswith("=")]
+        self.conditions = bool(self._same or probe.within or probe.not_within)
         self._function = function
         self._names: list[str] | None = None
         self.shown = OnceAStage()  # of what a call that repeats (a decode step, a micro-batch) has to show
@@ -57,7 +68,11 @@ class Watch:
             [(path, name) for path, name in table if name in tensors] for table in (self.reads, self.writes)
         )
         self.read_facts, self.write_facts = (
-            [(path, name) for path, name in table if name in _FACTS_AT_STEPS or name.startswith("metric:")]
+            [
+                (path, name)
+                for path, name in table
+                if name in _FACTS_AT_STEPS or name.startswith(("metric:", "metrics:", "bind:"))
+            ]
             for table in (self.read_facts, self.write_facts)
         )
 
@@ -75,7 +90,14 @@ class Watch:
         """Whether a call with these arguments, made within a stage, is one that the probe means."""
         if stage in self.probe.not_within or (self.probe.within and stage not in self.probe.within):
             return False
-        return all(_follow(given, one) is _follow(given, other) for one, other in self._same)
+        found = [(_follow(given, one), _follow(given, other)) for one, other in self._same]
+        return all(one is other and one is not _MISSING for one, other in found)
+
+    def says(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the arguments are the words that the probe asks for."""
+        given = self.arguments(args, kwargs)
+        found = ((_follow(given, path), word) for path, word in self.words)
+        return all((str(value) if isinstance(value, bool) else value) == word for value, word in found)
 
     def span(self, frame: Frame, event: str, now: int | None) -> SpanRow:
         """A row of the span of one call; `now` is its end, None at its begin."""
@@ -116,8 +138,9 @@ def pick(paths: list[tuple[Path, str]], source: Any, given: Any = None) -> Named
 
 def split(table: Mapping[str, str]) -> tuple[list[tuple[Path, str]], list[tuple[Path, str]]]:
     """Paths to tensors, and paths to facts (the @ taken off), of a probe's arguments or results."""
-    tensors = [(_path(key), name) for key, name in table.items() if not name.startswith("@")]
-    return tensors, [(_path(key), name[1:]) for key, name in table.items() if name.startswith("@")]
+    told = [(_path(key), name) for key, names in table.items() for name in names.split(" & ")]
+    tensors = [(path, name) for path, name in told if not name.startswith("@")]
+    return tensors, [(path, name[1:]) for path, name in told if name.startswith("@")]
 
 
 def _path(key: str) -> Path:

@@ -98,7 +98,7 @@ def _tensor(row: Tensor, word: str, lang: Language) -> dict[str, Any]:
         "name": row.name,
         "asked": word,
         "purpose": said(row.purpose, row.purpose_zh, lang),
-        "forms": [_form(row, form) for form in row.forms],
+        "forms": [_form(row, form) for form in (*row.forms, *row.foreign)],
         "dtype": row.dtype,
         "kind": row.kind,
         "mask": row.mask,

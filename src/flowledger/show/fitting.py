@@ -15,6 +15,8 @@ WRAPPED = frozenset({
     ("findings", "next_step"), ("plan_chain", "quantity"), ("plan_chain", "key"), ("plan_chain", "arithmetic"),
     ("plan_checks", "message"), ("plan_checks", "needs"), ("plan_lifetimes", "readers"), ("plan_advice", "key"), ("plan_advice", "costs"),
     ("plan_largest", "what"), ("plan_largest", "key"), ("mesh", "ranks"),
+    ("diff_shapes", "told"), ("diff_only_planned", "tensors"), ("diff_only_planned", "why"), ("diff_only_recorded", "tensors"),
+    ("diff_only_recorded", "why"), ("diff_checks", "message"), ("diff_checks", "why"), ("diff_findings", "message"),
 })  # fmt: skip
 # Widths where a terminal is narrower than ROOMY: what does not fit goes on in the next line, so that nothing is lost.
 NARROW: dict[tuple[str, str], int] = {
@@ -26,7 +28,9 @@ NARROW: dict[tuple[str, str], int] = {
     ("plan_lifetimes", "born_at"): 12, ("plan_lifetimes", "tensor_name"): 17, ("plan_lifetimes", "readers"): 13,
     ("plan_lifetimes", "freed_at"): 12, ("plan_lifetimes", "lifetime"): 11,
     ("plan_advice", "key"): 18, ("plan_advice", "before"): 8, ("plan_advice", "after"): 8, ("plan_advice", "peak_stage"): 8,
-    ("plan_largest", "key"): 22,
+    ("plan_largest", "key"): 22, ("diff_shapes", "stage"): 12, ("diff_shapes", "tensor_name"): 15, ("diff_shapes", "planned"): 16,
+    ("diff_shapes", "recorded"): 16, ("diff_shapes", "outcome"): 9, ("diff_only_planned", "stage"): 12, ("diff_only_planned", "tensors"): 40,
+    ("diff_only_recorded", "stage"): 12, ("diff_only_recorded", "tensors"): 40, ("diff_checks", "outcome"): 9, ("diff_checks", "id"): 14,
 }  # fmt: skip
 SPACIOUS = 125  # from this width on, these columns get more
 SPACIOUS_WIDTHS = {

@@ -26,7 +26,7 @@ class Trained:
 def layout(ledger: Ledger, trained: Mapping[int, Trained]) -> Layout:
     """What the manifest says of the job, with the samples as they were dealt; without a recording, chunks of the batch."""
     manifest = ledger.directory.manifest
-    made = manifest_layout.layout(manifest.config, manifest.mesh, manifest.bindings)
+    made = manifest_layout.layout(manifest.config, ledger.mesh, manifest.bindings)
     return replace(made, dealt={sample: one.micro_batch[0] for sample, one in trained.items()})
 
 
@@ -53,7 +53,7 @@ def dealing(ledger: Ledger) -> str | None:
 
 def mesh_of(ledger: Ledger) -> Mesh:
     """The mesh that trains."""
-    return mesh(**{axis: degree for axis, degree in ledger.directory.manifest.mesh.items() if axis in DEGREES})
+    return mesh(**{axis: degree for axis, degree in ledger.mesh.items() if axis in DEGREES})
 
 
 def trained(ledger: Ledger, step: int | None) -> dict[int, Trained]:

@@ -134,7 +134,9 @@ def own_cost(ledger: Ledger) -> str:
         "SELECT step IN (SELECT step FROM memory WHERE instant = 'peak' AND source <> 'plan') AS watched, count(*) AS n, "
         "sum(cpu) AS cpu, sum(seconds) AS seconds FROM own JOIN step_seconds USING (step) GROUP BY watched ORDER BY watched"
     )
-    (ranks,) = ledger.rows("SELECT count(DISTINCT process) AS n FROM metrics WHERE name = 'recorder/cpu_s'")
+    (ranks,) = ledger.rows(
+        "SELECT count(DISTINCT process) AS n FROM metrics WHERE name = 'recorder/cpu_s' AND step IS NOT NULL"
+    )
     shares = ", ".join(
         f"{row['cpu']:.2f} s CPU in {row['n']} step{'s' * (row['n'] > 1)}{' watched operator by operator' * row['watched']} "
         f"({row['cpu'] / row['seconds'] / ranks['n']:.2%})"

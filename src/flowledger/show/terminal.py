@@ -171,7 +171,8 @@ def _fill(grid: Grid, table: Table, rows: list[Any], lines: list[list[Text]]) ->
             if begins and rows[0] is not row:
                 grid.add_section()
             if begins and table.section == "step":
-                grid.add_row(Text(f"step {section}", style="bold cyan"), *[""] * (len(cells) - 1))
+                title = "outside of the steps" if section is None else f"step {section}"
+                grid.add_row(Text(title, style="bold cyan"), *[""] * (len(cells) - 1))
             if table.section != "step" and not begins:
                 cells[0] = Text("")
         grid.add_row(*cells)
@@ -252,6 +253,19 @@ def _verdict(row: Row) -> Text:
     return Text(row["verdict"], style=colour)
 
 
+OUTCOMES = {
+    "equal": "green",
+    "explained": "cyan",
+    "unequal": "bold red",
+    "came true": "green",
+    "did not come true": "red",
+}
+
+
+def _outcome(row: Row) -> Text:
+    return Text(row["outcome"], style=OUTCOMES.get(row["outcome"], "dim"))
+
+
 CELLS: dict[tuple[str, str], Callable[[Row], Text]] = {
     ("shapes", "logical_shape"): _logical,
     ("shapes", "local_shape"): _local,
@@ -261,6 +275,9 @@ CELLS: dict[tuple[str, str], Callable[[Row], Text]] = {
     ("lifetimes", "freed_at"): _freed,
     ("lifetimes", "tensor_name"): _tensor,
     ("findings", "verdict"): _verdict,
+    ("diff_findings", "verdict"): _verdict,
+    ("diff_shapes", "outcome"): _outcome,
+    ("diff_checks", "outcome"): _outcome,
 }
 
 

@@ -1,6 +1,6 @@
 """The canonical metrics: one row each in `metrics.toml`, with unit, definition, level and healthy range.
 
-A foreign metric is an alias of one of these or stays raw. Names such as `stage_time_s/<stage>` are patterns: each part
+A foreign metric is an alias of one of these (`metric_names.toml`) or stays raw. Names such as `stage_time_s/<stage>` are patterns: each part
 in angle brackets stands for any one word.
 """
 
@@ -8,7 +8,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 
 from flowledger.flow.errors import BadInput, nearest
@@ -33,9 +33,7 @@ class Metric:
 
     def matches(self, name: str) -> bool:
         """Whether a metric's name is this one, or an instance of this pattern."""
-        parts = re.split(r"(<\w+>)", self.name)
-        pattern = "".join("[^/]+" if part.startswith("<") else re.escape(part) for part in parts)
-        return re.fullmatch(pattern, name) is not None
+        return _words(self.name, name) is not None
 
 
 @cache
@@ -57,6 +55,29 @@ def find(name: str) -> Metric | None:
     """The row of a metric, or None where the name is not canonical. A plain name wins over a pattern."""
     rows = metrics()
     return rows.get(name) or next((row for row in rows.values() if row.matches(name)), None)
+
+
+@lru_cache(maxsize=4096)
+def canonical(table: str, raw: str) -> str:
+    """The canonical name of what a framework calls `raw`, by a table of `metric_names.toml`; where none has it, `raw`."""
+    for own, name in _names().get(table, {}).items():
+        if (words := _words(own, raw)) is not None:
+            for placeholder, word in words.items():
+                name = name.replace(f"<{placeholder}>", word)
+            return name
+    return raw
+
+
+@cache
+def _names() -> Mapping[str, Mapping[str, str]]:
+    return tomllib.loads(files("flowledger.tables").joinpath("metric_names.toml").read_text(encoding="utf-8"))
+
+
+def _words(pattern: str, name: str) -> dict[str, str] | None:
+    """What each placeholder of a pattern stands for in a name; None where the name is none of its instances."""
+    parts = (f"(?P{part}[^/]+)" if part.startswith("<") else re.escape(part) for part in re.split(r"(<\w+>)", pattern))
+    found = re.fullmatch("".join(parts), name)
+    return found.groupdict() if found is not None else None
 
 
 def _row(raw: dict[str, object]) -> Metric:

@@ -1,0 +1,31 @@
+"""Batches whose rows have their own lengths, without padding between them (torch.jagged nested tensors)."""
+
+from typing import Any, NamedTuple
+
+
+class Jagged(NamedTuple):
+    """What is known of one without waiting for a device."""
+
+    values: Any  # [T, ...], all rows one after another
+    shape: tuple[int, ...]  # as it would be padded to its longest row
+    lengths: list[int] | None  # of the rows; None on a device
+
+    @property
+    def filled(self) -> float | None:
+        """The share of the padded shape that holds a value."""
+        whole = self.shape[0] * self.shape[1]
+        return self.values.shape[0] / whole if whole else None
+
+
+def of(value: Any) -> Jagged:
+    """A nested tensor [B, j, ...] as it stands. On a device the longest row is taken from what torch has noted, else as even."""
+    values, offsets = value.values(), value.offsets()
+    lengths: list[int] | None = offsets.diff().tolist() if offsets.is_cpu else None
+    rows = len(offsets) - 1
+    longest = max(lengths, default=0) if lengths is not None else _noted(value) or -(-values.shape[0] // max(1, rows))
+    return Jagged(values, (rows, longest, *values.shape[1:]), lengths)
+
+
+def _noted(value: Any) -> int | None:
+    noted = getattr(value, "_metadata_cache", {}).get("max_seqlen")
+    return None if noted is None else int(noted.shape[0])  # torch keeps it as the size of an empty tensor

@@ -1,0 +1,54 @@
+"""Weights on their way from the trainer to the engine that samples: how much passes, and whether the same arrives.
+
+The checksum is over 64 elements of each tensor, evenly spread, with its name and shape, and does not ask for an order: the
+sender streams tensors, the receiver gets buckets of them. To look at all elements would cost a copy of the whole model.
+"""
+
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+SAMPLED = 64  # elements of each tensor
+WHOLE = 1 << 32
+
+Metric = Callable[[str, float], None]
+
+
+@dataclass(slots=True)
+class Passed:
+    """What has passed so far."""
+
+    tensors: int = 0
+    bytes: int = 0
+    checksum: int = 0
+
+    def add(self, name: str, tensor: Any) -> None:
+        self.tensors += 1
+        self.bytes += tensor.numel() * tensor.element_size()
+        self.checksum = (self.checksum + checksum(name, tensor)) % WHOLE
+
+    def tell(self, metric: Metric, way: str) -> None:
+        """As metrics; way: sent or received."""
+        for what in ("tensors", "bytes", "checksum"):
+            metric(f"weight_sync/{way}_{what}", float(getattr(self, what)))
+
+
+def checksum(name: str, tensor: Any) -> int:
+    """crc32 of a tensor's name, shape and up to 64 of its elements."""
+    flat = tensor.detach().reshape(-1)
+    some = flat[:: max(1, flat.numel() // SAMPLED)][:SAMPLED].to("cpu").contiguous()
+    raw = some.view(sys.modules["torch"].uint8).numpy().tobytes()
+    return zlib.crc32(f"{name}|{tuple(tensor.shape)}|".encode() + raw)
+
+
+def passing(weights: Iterable[tuple[str, Any]], guard: Callable[..., Any], metric: Metric) -> Iterator[tuple[str, Any]]:
+    """The same names and tensors, counted as they pass; what passed is told at the end, or where it was given up."""
+    passed = Passed()
+    try:
+        for name, tensor in weights:
+            guard(passed.add, name, tensor)
+            yield name, tensor
+    finally:
+        passed.tell(metric, "sent")

@@ -1,0 +1,37 @@
+"""Rows of their own lengths: the shape of a padded batch, the bytes of a packed one."""
+
+import torch
+
+from flowledger.record import jagged
+
+
+def rows(*lengths):
+    return torch.nested.nested_tensor([torch.arange(n) for n in lengths], layout=torch.jagged)
+
+
+def test_shape_lengths_and_filling_are_those_of_the_padded_form():
+    value = rows(3, 1, 4)
+    seen, padded = jagged.of(value), value.to_padded_tensor(0)
+    assert seen.shape == tuple(padded.shape)
+    assert seen.lengths == [3, 1, 4]
+    assert seen.filled == 8 / padded.numel()
+    assert seen.values.untyped_storage().nbytes() == 8 * 8
+
+
+def test_what_torch_has_noted_serves_where_the_lengths_cannot_be_read():
+    value = rows(3, 1, 4)
+    assert jagged._noted(rows(2, 2)) in (None, 2)
+    value._max_seqlen  # noqa: B018  torch notes it
+    assert jagged._noted(value) == 4
+
+
+def test_a_recorded_tensor_of_own_lengths(tmp_path):
+    import flowledger
+    from flowledger.ledger.reader import Ledger
+
+    with flowledger.recorder(tmp_path / "run", bindings={"B_prompt": 3, "G": 1}) as rec, rec.stage("rollout"):
+        rec.tensors(response_ids=rows(3, 1, 4))
+    with Ledger(tmp_path / "run") as ledger:
+        (row,) = ledger.rows("SELECT * FROM tensors")
+    assert (row["local_shape"], row["numel"], row["bytes"], row["padding"]) == ([3, 4], 8, 64, "jagged")
+    assert row["mask_ratio"] == 8 / 12

@@ -1,0 +1,55 @@
+"""What passes from trainer to engine is counted and neither changed nor held back."""
+
+import torch
+
+from flowledger.record.weight_stream import Passed, checksum, passing
+
+
+def told(weights):
+    numbers = {}
+    passed = list(passing(iter(weights), lambda work, *args: work(*args), numbers.__setitem__))
+    return passed, numbers
+
+
+WEIGHTS = [("a", torch.arange(6.0).view(2, 3)), ("b", torch.ones(100, dtype=torch.bfloat16))]
+
+
+def test_the_stream_is_the_same_and_its_numbers_are_those_of_the_tensors():
+    passed, numbers = told(WEIGHTS)
+    assert all(one[1] is other[1] for one, other in zip(passed, WEIGHTS, strict=True))
+    assert (numbers["weight_sync/sent_tensors"], numbers["weight_sync/sent_bytes"]) == (2, 6 * 4 + 100 * 2)
+
+
+def test_buckets_in_another_order_add_up_to_what_was_sent():
+    _, sent = told(WEIGHTS)
+    received = []
+    for bucket in (WEIGHTS[1:], WEIGHTS[:1]):
+        passed = Passed()
+        for name, tensor in bucket:
+            passed.add(name, tensor.clone())
+        passed.tell(lambda name, value: received.append((name, value)), "received")
+    total = sum(value for name, value in received if name.endswith("checksum")) % (1 << 32)
+    assert total == sent["weight_sync/sent_checksum"]
+
+
+def test_a_changed_number_name_or_shape_is_another_checksum():
+    tensor = torch.arange(6.0)
+    changed = [("a", tensor + 1e-3), ("b", tensor), ("a", tensor.view(2, 3))]
+    assert len({checksum("a", tensor), *(checksum(name, one) for name, one in changed)}) == 4
+
+
+def test_a_large_tensor_is_looked_at_in_few_places_also_where_it_is_not_contiguous():
+    large = torch.zeros(10_000, 10)
+    seen = checksum("a", large.t())
+    large[5, 5] = 1  # between the places
+    assert checksum("a", large.t()) == seen
+    large += 1
+    assert checksum("a", large.t()) != seen
+
+
+def test_who_gives_up_is_told_of_what_has_passed():
+    numbers = {}
+    stream = passing(iter(WEIGHTS), lambda work, *args: work(*args), numbers.__setitem__)
+    next(stream)
+    stream.close()
+    assert numbers["weight_sync/sent_tensors"] == 1
