@@ -15,6 +15,7 @@ FOREIGN = [row for row in tensors().values() if row.foreign]
         ("prompt_ids", (16, 28), None, "[B_prompt*G, S_prompt]"),
         ("prompt_ids", (8, 28), "micro_batch", "[B_micro, S_prompt]"),
         ("prompt_ids", (4, 28), None, "[B_prompt, S_prompt]"),  # as in the flow, where it is
+        ("prompt_ids", (6, 28), None, "[B_prompt*G, S_prompt]"),  # groups that lie on two ranks
         ("prompt_mask", (16, 28), None, "[B_prompt*G, S_prompt]"),
         ("prompt_mask", (8, 28), "micro_batch", "[B_micro, S_prompt]"),
         ("attention_mask", (16, 52), None, "[B_prompt*G, S_prompt + S_resp]"),

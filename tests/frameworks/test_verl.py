@@ -33,7 +33,7 @@ IN_DRIVER = {
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_recording_changes_nothing_and_the_ledger_has_all_of_it(trainer: str, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "rollouts").mkdir()
-    job = TRAINERS[trainer](folder, settings=("trainer.save_freq=2",))
+    job = TRAINERS[trainer](folder, settings=("trainer.save_freq=2", "trainer.resume_mode=disable"))
     replay = {
         "REPLAY": str(tmp_path / "rollouts"),
         "VERL_USE_EXTERNAL_MODULES": "replay",

@@ -35,3 +35,21 @@ def old_log_prob() -> None: ...
 def ref_log_prob() -> None: ...
 def update_actor() -> None: ...
 def update_weights(global_steps: int) -> None: ...
+
+
+def stream() -> Iterator[int]:
+    yield 0
+
+
+def scores() -> Iterator[int]:
+    yield 1
+
+
+def note(value: object = None) -> object:
+    return value
+
+
+async def notes() -> None:
+    note()
+    await asyncio.sleep(0.01)
+    note()

@@ -1,7 +1,9 @@
 """Spans of generators and coroutines last until these are done, and know what they were begun from."""
 
 import asyncio
+import threading
 
+import numpy
 import pytest
 import stage_tasks
 
@@ -99,3 +101,78 @@ def test_a_second_trainer_in_a_process_is_found_once(record, job):
     (found,) = rows.of("findings")
     assert (found.id, found.verdict) == ("step_repeated", "warn") and found.message.startswith("step 0 begins again")
     assert [row.step for row in rows.of("spans", name="step", event="end")] == [0, 1, 0, 1]
+
+
+STREAMS = (
+    Probe(stage="rollout", target=f"{JOB}:stream"),
+    Probe(stage="reward", target=f"{JOB}:scores"),
+    Probe(stage=None, target=f"{JOB}:note", scope="call"),
+)
+
+
+def noted(rows):
+    return [(row.stage, row.parent) for row in rows.of("spans", name="note")]
+
+
+def test_tasks_side_by_side_are_not_within_each_other(record):
+    with record(probes=TASKS) as rows:
+        asyncio.run(stage_tasks.answers())
+    assert {row.parent for row in rows.of("spans", name="answer")} == {None}
+
+
+def test_a_stream_that_is_closed_in_another_thread_leaves_that_threads_calls_alone(record):
+    with record(probes=STREAMS) as rows:
+        stream = stage_tasks.stream()
+        next(stream)
+        thread = threading.Thread(target=lambda: (stage_tasks.note(), stream.close(), stage_tasks.note()))
+        thread.start()
+        thread.join()
+        stage_tasks.note()
+    assert [stage for stage, _ in noted(rows)] == ["rollout", None, None]
+    assert rows.of("findings") == []  # to give a stream up is no failure
+
+
+def test_what_ends_before_what_began_after_it_leaves_that_open(record):
+    with record(probes=STREAMS) as rows:
+        first, second = stage_tasks.stream(), stage_tasks.scores()
+        next(first), next(second)
+        list(first)
+        stage_tasks.note()
+        list(second)
+        stage_tasks.note()
+    assert [stage for stage, _ in noted(rows)] == ["reward", None]
+
+
+def test_a_task_that_outlives_what_it_was_begun_from_is_no_longer_within_it(record):
+    async def job():
+        stream = stage_tasks.stream()
+        next(stream)
+        task = asyncio.create_task(stage_tasks.notes())
+        await asyncio.sleep(0)
+        list(stream)
+        await task
+
+    with record(probes=STREAMS) as rows:
+        asyncio.run(job())
+    assert [stage for stage, _ in noted(rows)] == ["rollout", None]
+
+
+class Broken:
+    @property
+    def word(self):
+        raise RuntimeError("not yet")
+
+
+@pytest.mark.parametrize("value", [Broken(), numpy.array([1, 2]), {"word": numpy.array([1, 2])}, None, 3])
+def test_a_call_whose_words_cannot_be_had_goes_on(record, value):
+    probe = Probe(stage=None, target=f"{JOB}:note", scope="call", only_if={"value.word": "=yes"})
+    with record(probes=(probe,)) as rows:
+        assert stage_tasks.note(value) is value
+    assert rows == []
+
+
+def test_what_can_be_gone_through_once_is_left_to_the_call(record):
+    facts = ("@group_ids", "@sample_keys", "@received_weights")
+    probes = [Probe(stage=None, target=f"{JOB}:note", scope="call", args={"value": fact}) for fact in facts]
+    with record(probes=probes):
+        assert list(stage_tasks.note(iter(["a", "b"]))) == ["a", "b"]

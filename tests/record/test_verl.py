@@ -1,5 +1,6 @@
 """verl's driver, and a worker of it, recorded from outside: a stand-in calls what verl calls, in processes of their own."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -36,6 +37,16 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 engine = vLLMColocateWorkerExtension()
 for _ in range(3):
     engine.update_weights_from_ipc()
+"""
+WITHOUT_PADDING = """
+from verl.batch import sampled, without_padding
+from verl.workers.engine_workers import ActorRolloutRefWorker
+worker = ActorRolloutRefWorker()
+worker.init_model()
+data = without_padding(sampled(1))
+worker.compute_log_prob(data)
+worker.update_actor(data)
+print([row.tolist() for row in data["input_ids"].unbind()], [row.tolist() for row in data["rollout_log_probs"].unbind()])
 """
 LAUNCHER = """
 import os, subprocess, sys
@@ -172,3 +183,34 @@ def test_a_critic_has_stages_of_its_own(tmp_path):
     assert stages == [(name, step) for step in (0, 1) for name in ("values", "update_critic")]
     read = rows(tmp_path / "run", "SELECT DISTINCT stage FROM tensors WHERE tensor_name = 'response_ids' ORDER BY 1")
     assert read == [("update_critic",), ("values",)]
+
+
+def test_a_killed_process_does_not_keep_the_others_of_its_job_out(tmp_path):
+    path, common = tmp_path / "run", {"FLOWLEDGER_JOB": "one"}
+    killed = (
+        "import os, signal; from verl.trainer.constants_ppo import get_ppo_ray_runtime_env; get_ppo_ray_runtime_env()"
+    )
+    with pytest.raises(AssertionError, match="-9"):
+        job(f"{killed}; os.kill(os.getpid(), signal.SIGKILL)", FLOWLEDGER_RUN=str(path), **common)
+    job(DRIVER, FLOWLEDGER_RUN=str(path), **common)
+    with Ledger(path) as ledger:
+        assert ledger.directory.state == "closed"
+        assert ledger.query("SELECT count(*) FROM spans WHERE name = 'step' AND event = 'end'")[1] == [(2,)]
+
+
+def test_tokens_of_a_batch_without_padding_stand_where_they_stand_in_their_sample(tmp_path):
+    printed = job(
+        WITHOUT_PADDING, FLOWLEDGER_RUN=str(tmp_path / "run"), FLOWLEDGER_LEVEL="tokens", FLOWLEDGER_GROUPS="2"
+    )
+    ids, log_probs = ast.literal_eval(f"[{printed.strip().replace('] [', '], [')}]")
+    found = rows(
+        tmp_path / "run",
+        "SELECT sample_id, list(token_id ORDER BY position), list(rollout_log_prob ORDER BY position) FROM tokens_merged "
+        "GROUP BY 1 ORDER BY 1",
+    )
+    assert [sample for sample, *_ in found] == ["1-a_0", "1-a_1", "1-b_0", "1-b_1"]
+    for (_, tokens, said), whole, response in zip(found, ids, log_probs, strict=True):
+        assert tokens == whole
+        prompt = len(whole) - len(response)
+        assert said[:prompt] == [None] * prompt
+        assert said[prompt:] == pytest.approx(response)

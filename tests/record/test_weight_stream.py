@@ -1,8 +1,10 @@
 """What passes from trainer to engine is counted and neither changed nor held back."""
 
+from contextlib import suppress
+
 import torch
 
-from flowledger.record.weight_stream import Passed, checksum, passing
+from flowledger.record.weight_stream import Passed, checksum, counted, passing
 
 
 def told(weights):
@@ -53,3 +55,20 @@ def test_who_gives_up_is_told_of_what_has_passed():
     next(stream)
     stream.close()
     assert numbers["weight_sync/sent_tensors"] == 1
+
+
+def test_what_can_be_gone_through_twice_stays_so_and_what_is_no_pair_passes():
+    numbers = {}
+
+    def guard(work, *args):
+        with suppress(Exception):
+            return work(*args)
+
+    weights = dict(WEIGHTS).items()
+    result = (weights, None)
+    assert counted(result, guard, numbers.__setitem__) is result and numbers["weight_sync/sent_tensors"] == 2
+    odd = [("a", WEIGHTS[0][1], "spec"), "a", ["b", WEIGHTS[1][1]]]
+    stream, config = counted((iter(odd), "config"), guard, numbers.__setitem__)
+    assert all(one is other for one, other in zip(stream, odd, strict=True)) and config == "config"
+    assert numbers["weight_sync/sent_tensors"] == 1
+    assert counted(None, guard, numbers.__setitem__) is None

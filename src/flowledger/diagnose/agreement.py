@@ -34,10 +34,13 @@ def metrics_agree(ledger: Ledger) -> FindingRow | None:
         f"SELECT step, name, raw_name, value FROM metrics WHERE NOT recomputed AND value IS NOT NULL AND {WHOLE} "
         "ORDER BY step, name"
     )
+    each_step = {  # who tells more rarely tells means over several steps
+        name for name in RECOMPUTED if ours.keys() <= {row["step"] for row in told if row["name"] == name}
+    }
     pairs = [
         (row, ours[row["step"]][_column(row["name"])])
         for row in told
-        if row["name"] in RECOMPUTED and row["step"] in ours
+        if row["name"] in each_step and row["step"] in ours
     ]
     pairs = [(row, value) for row, value in pairs if value is not None]
     if not pairs:

@@ -159,7 +159,8 @@ def form_of(
     here = [form for form in fitting if within is not None and form.grain == within]
     steps = [form for form in fitting if form.grain is None]
     whole = [form for form in same_rank if form.grain is None and fits(row, form, shape, sizes)]
-    return next(iter(here or steps or whole or fitting or same_rank), None)
+    parts = [form for form in same_rank if form in row.foreign and form.grain is None]  # a share that is no whole group
+    return next(iter(here or steps or whole or parts or fitting or same_rank), None)
 
 
 def fits(

@@ -64,7 +64,7 @@ def asked(run: str | os.PathLike[str] | None = None, **settings: Any) -> Wanted 
             raise BadInput(f"{variable} = {text!r} must be a whole number, such as 1")
         told[name] = int(text) if text is not None else None
     given = {name: value for name, value in settings.items() if value is not None}
-    return Wanted(path=Path(path), **{name: value for name, value in told.items() if value} | given)
+    return Wanted(path=Path(path).absolute(), **{name: value for name, value in told.items() if value} | given)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +80,16 @@ class Enrolled:
 
     def close(self, state: str | None = None) -> None:
         """Write what is still to be said and leave the run; state: how this process ended, None: as the interpreter knows."""
-        self.recorder.close()
+        self.recorder.guard(self.recorder.close)
         self.ink.close()
         patience_s = PATIENCE_S if self.role == "launcher" else 0.0
-        leave(self.path, self.part, state or _ended(), self.ink.stats().figures, patience_s=patience_s)
+        try:
+            leave(self.path, self.part, state or _ended(), self.ink.stats().figures, patience_s=patience_s)
+        except Exception as error:  # noqa: BLE001  somebody has removed or overwritten it: no concern of the job's
+            say(f"run {self.path} cannot be closed: {error}")
+            return
+        if self.ink.failure is not None:
+            say(f"run {self.path} ends early: {self.ink.failure.strerror}")
 
 
 def enrol(
@@ -138,7 +144,7 @@ def _book(wanted: Wanted, job: str, size: int) -> tuple[RunDirectory, bool]:
         found = _joined(wanted.path, error)
     if found.manifest.job != job:
         raise BadInput(f"run {wanted.path} belongs to another job; choose another place for this one")
-    if found.state != "open":
+    if found.manifest.state != "open":  # `state` is also crashed where who made it was killed: the job goes on
         raise BadInput(f"run {wanted.path} is {found.state} and takes no more rows; choose another place for this job")
     return found, False
 

@@ -112,7 +112,7 @@ class Templates:
         numel = product(local_shape)
         row.bytes = (row.bytes or 0) // max(1, row.numel or 0) * numel
         row.local_shape, row.numel, row.placement = list(local_shape), numel, placement
-        if any(word.startswith(("Shard", "_Strided")) for word in placement):
+        if any("Shard" in word for word in placement):
             row.owner_rank = f"0-{(self._rank_count or 1) - 1}"
 
 

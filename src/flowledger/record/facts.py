@@ -1,6 +1,6 @@
 """What calls tell beside tensors: versions, names, tokenizers, models, numbers."""
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
@@ -74,7 +74,7 @@ class Facts:
 
     def _numbers(self, numbers: Mapping[str, Any], of: str, frame: Frame, now: int) -> None:
         for raw, number in numbers.items():
-            self._metric(canonical(of, raw), number, frame, now, raw=raw)
+            self._metric(canonical(of, str(raw)), number, frame, now, raw=str(raw))
 
     def _responses(self, responses: Sequence[Sequence[int]], _of: str, frame: Frame, _now: int) -> None:
         known = self._observer.facts
@@ -86,7 +86,9 @@ class Facts:
             checkpoint_files.tell(folder, self._rank, how, lambda what, number: self._metric(what, number, frame, now))
 
     def _received(self, weights: Any, _of: str, frame: Frame, now: int) -> None:
-        """Some of the weights that an engine is sent."""
+        """Some of the weights that an engine is sent; a stream of them is the engine's own, and not gone through."""
+        if isinstance(weights, Iterator):
+            return
         passed = Passed()
         for name, tensor in weights.items() if isinstance(weights, Mapping) else weights:
             passed.add(name, tensor)

@@ -8,22 +8,25 @@ class Jagged(NamedTuple):
 
     values: Any  # [T, ...], all rows one after another
     shape: tuple[int, ...]  # as it would be padded to its longest row
-    lengths: list[int] | None  # of the rows; None on a device
+    lengths: list[int] | None  # of the rows; None on a device, and where something lies between the rows
+    tokens: int  # of all rows together
 
     @property
     def filled(self) -> float | None:
         """The share of the padded shape that holds a value."""
         whole = self.shape[0] * self.shape[1]
-        return self.values.shape[0] / whole if whole else None
+        return self.tokens / whole if whole else None
 
 
 def of(value: Any) -> Jagged:
     """A nested tensor [B, j, ...] as it stands. On a device the longest row is taken from what torch has noted, else as even."""
-    values, offsets = value.values(), value.offsets()
-    lengths: list[int] | None = offsets.diff().tolist() if offsets.is_cpu else None
+    values, offsets, cut = value.values(), value.offsets(), value.lengths()
+    stated = offsets.diff() if cut is None else cut  # cut: of rows that were narrowed where they lie
+    lengths: list[int] | None = stated.tolist() if stated.is_cpu else None
     rows = len(offsets) - 1
     longest = max(lengths, default=0) if lengths is not None else _noted(value) or -(-values.shape[0] // max(1, rows))
-    return Jagged(values, (rows, longest, *values.shape[1:]), lengths)
+    tokens = values.shape[0] if lengths is None else sum(lengths)
+    return Jagged(values, (rows, longest, *values.shape[1:]), lengths if cut is None else None, tokens)
 
 
 def _noted(value: Any) -> int | None:

@@ -56,9 +56,9 @@ def _staying(processes: Sequence[Process]) -> list[Process]:
 
 
 def stay(path: Path) -> None:
-    """Open a run again that was closed while this process joined it, by one that did not see it come."""
+    """Keep a run open that this process joins: who closed it meanwhile did not see it come, or who made it was killed."""
     book = open_run(path)
-    if book.manifest.state == "closed":
+    if book.manifest.state == "closed" or book.state == "crashed":
         _write(book, state="open", launcher=manifest.Process.this())
 
 
@@ -83,7 +83,11 @@ def _say(part: Path, state: str, figures: Mapping[str, int]) -> None:
 
 
 def _processes(path: Path) -> list[Process]:
-    return [msgspec.json.decode(file.read_bytes(), type=Process) for file in path.glob("parts/*/process.json")]
+    found = []
+    for file in path.glob("parts/*/process.json"):
+        with suppress(OSError, msgspec.MsgspecError):  # one that cannot be read is not waited for
+            found.append(msgspec.json.decode(file.read_bytes(), type=Process))
+    return found
 
 
 def _known(process: Process) -> manifest.Process:

@@ -6,7 +6,7 @@ what the response says tells it from the others of its group, whichever process 
 
 import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flowledger.record.jagged import Jagged
@@ -14,10 +14,10 @@ from flowledger.record.position import Frame
 
 
 def take(frame: Frame, fact: str, value: Any) -> None:
-    """What a call says of its rows."""
-    FACTS[fact](
-        frame, list(value.tolist() if hasattr(value, "tolist") else value)
-    )  # frameworks have arrays, and stacks
+    """What a call says of its rows. What can be gone through only once is the call's own, and left to it."""
+    if not isinstance(value, Iterator):
+        listed = list(value.tolist() if hasattr(value, "tolist") else value)  # frameworks have arrays, and stacks
+        FACTS[fact](frame, listed)
 
 
 def _groups(frame: Frame, names: list[Any]) -> None:

@@ -91,8 +91,8 @@ class Observer:
 
     def write_samples(self, frame: Frame, now: int) -> None:
         """Write what a stage has learnt of its samples, when it ends."""
-        columns = frame.columns or {}
         ids = frame.sample_ids or []
+        columns = {name: column for name, column in (frame.columns or {}).items() if len(column) == len(ids)}
         dropped = self.facts.pop("dropped_reason", None)
         if dropped is not None and len(dropped) == len(ids):
             columns["dropped_reason"] = list(dropped)
@@ -250,7 +250,16 @@ def _widths(values: Mapping[str, Any], count: int) -> list[int]:
 def _placement(value: Any) -> list[str]:
     """`axis: Shard(d)` for each dimension of the device mesh of a tensor that is spread over ranks."""
     names = value.device_mesh.mesh_dim_names or range(len(value.placements))
-    return [f"{name}: {placement}" for name, placement in zip(names, value.placements, strict=True)]
+    return [f"{AXES.get(name, name)}: {_spelled(one)}" for name, one in zip(names, value.placements, strict=True)]
+
+
+AXES = {"fsdp": "dp"}  # what frameworks call the axes of the flow
+
+
+def _spelled(placement: Any) -> str:
+    """`Shard(0)`, `Replicate()`: torch's own word for one has changed."""
+    dim = getattr(placement, "dim", None)
+    return f"{type(placement).__name__}({'' if dim is None else dim})"
 
 
 def is_tensor(value: Any) -> bool:

@@ -39,6 +39,8 @@ def begin() -> None:
     if _begun:
         return
     _begun = True
+    if place := os.environ.get(variables.RUN):  # the same place for processes that start, or go, elsewhere
+        os.environ[variables.RUN] = os.path.abspath(place)  # noqa: PTH100  pathlib is not imported for this
     os.environ.setdefault(
         "FLOWLEDGER_FIRST", os.urandom(8).hex()
     )  # for what this process starts, as `enrol` names jobs

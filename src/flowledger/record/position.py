@@ -29,6 +29,8 @@ class Frame:
     groups: list[str] | None = None  # whose rows a call has, where a framework names groups and sessions
     sessions: list[str] | None = None
     done_step: int | None = None  # the step that ends with this call
+    over = False  # it has ended
+    aside = False  # one of many that go on in turns: nothing but what it calls itself lies within it
 
     def __init__(self, name: str, scope: str, parent: "Frame | None" = None) -> None:
         self.name, self.scope, self.parent = name, scope, parent
@@ -61,6 +63,13 @@ class Frame:
             frame = frame.parent
         return frame is outer
 
+    def around(self) -> "Frame | None":
+        """The innermost call around this one that has not ended; a task may outlive what it was begun from."""
+        frame = self.parent
+        while frame is not None and frame.over:
+            frame = frame.parent
+        return frame
+
 
 class Here:
     """The innermost call that is open in this thread, or in this task of an event loop."""
@@ -70,11 +79,24 @@ class Here:
 
     @property
     def frame(self) -> Frame | None:
-        return self._frame.get()
+        frame = self._frame.get()
+        return _called(frame.around()) if frame is not None and frame.over else frame
 
     @frame.setter
     def frame(self, frame: Frame | None) -> None:
         self._frame.set(frame)
+
+    def end(self, frame: Frame) -> None:
+        """A call has ended: a generator maybe in another thread than it began in, or before what began after it."""
+        frame.over = True
+        inmost = self._frame.get()
+        if inmost is not None and inmost.within(frame):
+            self._frame.set(_called(frame.around()))
+
+
+def _called(frame: Frame | None) -> Frame | None:
+    """None for the process, which nobody has called."""
+    return frame if frame is not None and frame.parent is not None else None
 
 
 class OnceAStage:

@@ -28,7 +28,7 @@ from flowledger.record.steps import ImpliedSteps, Numbers
 from flowledger.record.upkeep import Failures, cost, trouble
 from flowledger.record.waiting import Alarm
 from flowledger.record.watch import Named, Watch, pick
-from flowledger.record.weight_stream import passing
+from flowledger.record.weight_stream import counted
 
 clock = time.monotonic_ns
 
@@ -118,7 +118,9 @@ class Recorder:
             self.here(),
             name=watch.name, scope=watch.scope, stage=probe.stage, phase=probe.phase, role=watch.role,
         )  # fmt: skip
-        here.frame = self.latest = frame
+        here.frame, frame.aside = frame, watch.aside
+        if not frame.aside:
+            self.latest = frame
         frame.id, frame.start_ns = self.new_span(), began
         if self._hooks is not None:
             frame.tokens_before = self._hooks.tokens
@@ -169,10 +171,10 @@ class Recorder:
 
     def _close(self, watch: Watch, frame: Frame, now: int, *, failed: bool) -> None:
         self.guard(self._finish, watch, frame, now)
-        parent = frame.parent or self._root
-        self._here.frame = parent if parent is not self._root else None
-        self.latest = parent
-        parent.policy_version = frame.policy_version
+        self._here.end(frame)
+        while self.latest.over or self.latest.aside:
+            self.latest = self.latest.parent or self._root
+        (frame.parent or self._root).policy_version = frame.policy_version
         if self._observer.lives.dead:
             self.guard(self._observer.lives.settle)
         if self.hurry is not None and (watch.urgent or watch.scope in ("stage", "step")):
@@ -240,7 +242,7 @@ class Recorder:
         def metric(name: str, value: float) -> None:
             self.guard(self.metric, name, value, frame, clock())
 
-        return (passing(result[0], self.guard, metric), *result[1:]) if isinstance(result, tuple) and result else result
+        return counted(result, self.guard, metric)
 
     def find(self, row: FindingRow) -> None:
         """Write what was found out about the job, or about its recording."""
@@ -283,7 +285,7 @@ class Recorder:
         if watch.scope == "step":
             self._begin_step(frame, facts.get("step"))
         if facts:
-            self._facts.take(facts, frame, now)
+            self.guard(self._facts.take, facts, frame, now)
         if not watch.whole:
             self._span(watch, frame, "begin")
         if self._operators is not None:
@@ -301,7 +303,7 @@ class Recorder:
     ) -> None:
         given = watch.arguments(args, kwargs)
         if watch.write_facts:
-            self._facts.take(dict(pick(watch.write_facts, result, given)), frame, now)
+            self.guard(self._facts.take, dict(pick(watch.write_facts, result, given)), frame, now)
         written = pick(watch.writes, result, given)
         if written:
             self._observer.see(watch, frame, watch.probe.result_access, written, now)

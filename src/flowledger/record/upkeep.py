@@ -65,7 +65,9 @@ class Failures:
         self._first: Frame | None = None  # the innermost call that it left
 
     def passed(self, frame: Frame, error: BaseException, now: int) -> None:
-        """An exception leaves a call."""
+        """An exception leaves a call. A generator that is given up has not failed."""
+        if isinstance(error, GeneratorExit):
+            return
         if self._first is None or self._error != id(error) or not self._first.within(frame):
             self._error, self._first, self._told = id(error), frame, False
         outermost = frame.scope == "stage" and (frame.parent is None or frame.parent.stage_frame.scope != "stage")

@@ -16,6 +16,7 @@ them in that order), `@samples_made:KEY,KEY` (a dictionary of what they became; 
 
 import inspect
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from flowledger.flow.seams import Function, Probe
@@ -58,6 +59,7 @@ class Watch:
         self.words = [(_path(one), other[1:]) for one, other in probe.only_if.items() if other.startswith("=")]
         self.conditions = bool(self._same or probe.within or probe.not_within)
         self._function = function
+        self.aside = self.scope == "call" and inspect.iscoroutinefunction(function)
         self._names: list[str] | None = None
         self.shown = OnceAStage()  # of what a call that repeats (a decode step, a micro-batch) has to show
 
@@ -82,9 +84,10 @@ class Watch:
             return kwargs
         if self._names is None:
             positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-            parameters = inspect.signature(self._function).parameters.values()
-            self._names = [parameter.name for parameter in parameters if parameter.kind in positional]
-        return {**dict(zip(self._names, args, strict=False)), **kwargs}
+            with suppress(ValueError):  # a builtin function that does not say
+                parameters = inspect.signature(self._function).parameters.values()
+                self._names = [parameter.name for parameter in parameters if parameter.kind in positional]
+        return {**dict(zip(self._names or (), args, strict=False)), **kwargs}
 
     def concerns(self, given: Mapping[str, Any], stage: str | None) -> bool:
         """Whether a call with these arguments, made within a stage, is one that the probe means."""
@@ -97,7 +100,7 @@ class Watch:
         """Whether the arguments are the words that the probe asks for."""
         given = self.arguments(args, kwargs)
         found = ((_follow(given, path), word) for path, word in self.words)
-        return all((str(value) if isinstance(value, bool) else value) == word for value, word in found)
+        return all(isinstance(value, (str, bool)) and str(value) == word for value, word in found)
 
     def span(self, frame: Frame, event: str, now: int | None) -> SpanRow:
         """A row of the span of one call; `now` is its end, None at its begin."""
@@ -149,12 +152,18 @@ def _path(key: str) -> Path:
 
 def _follow(value: Any, path: Path) -> Any:
     for step in path:
-        if isinstance(value, Mapping):
-            value = value.get(step, _MISSING)
-        elif isinstance(value, (list, tuple)) and step.isdecimal():
-            value = value[int(step)] if int(step) < len(value) else _MISSING
-        else:
-            value = getattr(value, step, _MISSING)
+        try:
+            value = _part(value, step)
+        except Exception:  # noqa: BLE001  what cannot be had (a property that raises) is not there
+            return _MISSING
         if value is _MISSING:
             return value
     return value
+
+
+def _part(value: Any, step: str) -> Any:
+    if isinstance(value, Mapping):
+        return value.get(step, _MISSING)
+    if isinstance(value, (list, tuple)) and step.isdecimal():
+        return value[int(step)] if int(step) < len(value) else _MISSING
+    return getattr(value, step, _MISSING)

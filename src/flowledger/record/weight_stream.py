@@ -6,6 +6,7 @@ sender streams tensors, the receiver gets buckets of them. To look at all elemen
 
 import sys
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,10 @@ class Passed:
     tensors: int = 0
     bytes: int = 0
     checksum: int = 0
+
+    def take(self, weight: tuple[str, Any]) -> None:
+        name, tensor = weight
+        self.add(name, tensor)
 
     def add(self, name: str, tensor: Any) -> None:
         self.tensors += 1
@@ -43,12 +48,26 @@ def checksum(name: str, tensor: Any) -> int:
     return zlib.crc32(f"{name}|{tuple(tensor.shape)}|".encode() + raw)
 
 
+def counted(result: Any, guard: Callable[..., Any], metric: Metric) -> Any:
+    """A result whose first part is a stream of names and weights, the same but counted as it passes.
+
+    What can be gone through more than once is counted now, and stays what it is.
+    """
+    if not (isinstance(result, tuple) and result and isinstance(result[0], Iterable)):
+        return result
+    stream = passing(result[0], guard, metric)
+    if isinstance(result[0], Iterator):
+        return stream, *result[1:]
+    guard(deque, stream, 0)
+    return result
+
+
 def passing(weights: Iterable[tuple[str, Any]], guard: Callable[..., Any], metric: Metric) -> Iterator[tuple[str, Any]]:
     """The same names and tensors, counted as they pass; what passed is told at the end, or where it was given up."""
     passed = Passed()
     try:
-        for name, tensor in weights:
-            guard(passed.add, name, tensor)
-            yield name, tensor
+        for weight in weights:
+            guard(passed.take, weight)
+            yield weight
     finally:
         passed.tell(metric, "sent")

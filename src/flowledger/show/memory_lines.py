@@ -24,7 +24,8 @@ def _where(row: Row, rank: int | None) -> str:
         f", {name.replace('_', '-')} {row[name]}" for name in ("mini_batch", "micro_batch") if row[name] is not None
     )
     on = "" if rank is None else f", rank {rank}"
-    return f"{place(row).plain}, step {row['step']}{at}{on} (at {row['instant']})"
+    step = "outside of the steps" if row["step"] is None else f"step {row['step']}"
+    return f"{place(row).plain}, {step}{at}{on} (at {row['instant']})"
 
 
 def peak_and_estimates(table: Table, screen: Console, _columns: Sequence[Column]) -> None:

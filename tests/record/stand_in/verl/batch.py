@@ -58,6 +58,25 @@ def for_workers(proto):
     return data
 
 
+def without_padding(proto):
+    """As V1 keeps it: nothing is padded, and each sample has a session."""
+    data, prompts = for_workers(proto), [2, 2, 3, 3]
+    of_responses = (
+        "responses",
+        "response_mask",
+        "loss_mask",
+        "rollout_log_probs",
+        "old_log_probs",
+        "advantages",
+        "returns",
+    )
+    data |= {name: jagged(data[name], LENGTHS) for name in of_responses}
+    data["prompts"] = jagged(data["prompts"].flip(1), prompts)  # from the right, where they end
+    data["session_id"] = [0, 1, 0, 1]
+    del data["attention_mask"], data["rm_scores"]
+    return data
+
+
 def part(data, start, stop):
     """Some rows of what a worker has."""
 
