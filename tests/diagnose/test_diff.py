@@ -1,10 +1,12 @@
 """A plan beside a run: one launch agrees with itself, another setting does not, and every judgement is checked by hand."""
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from flowledger.config.foreign import Reading
 from flowledger.config.schema import RunConfig
@@ -172,6 +174,16 @@ def test_another_mesh_is_unequal_and_said_first(alone: Ledger, two: Ledger) -> N
     assert found.settings[0] == ("mesh.dp", 1, 2)
     parts = [pair for pair in found.pairs if (pair.stage, pair.dims) == ("old_log_prob", "B_prompt*G, S_resp")]
     assert parts and {pair.outcome for pair in parts} == {UNEQUAL}  # 6 of 12 samples on each rank, 12 planned
+
+
+def test_the_mesh_is_that_of_the_ranks_where_a_process_beside_them_has_made_the_run(alone: Ledger, two: Ledger) -> None:
+    made = two.directory
+    two.directory = replace(made, manifest=structs.replace(made.manifest, mesh={"dp": 1}))  # as a launcher knows it
+    try:
+        found = beside(spread_runs.config("dp2"), two)
+    finally:
+        two.directory = made
+    assert found.settings == [] and found.manifest["mesh"]["dp"] == 2
 
 
 def test_a_plan_of_another_model_or_framework_is_bad_input(alone: Ledger) -> None:

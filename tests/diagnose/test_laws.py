@@ -214,11 +214,23 @@ def on_two_ranks(path: Path, framework: str, second: list[int]) -> str:
     return verdicts(path)["shapes_conserved"]
 
 
-@pytest.mark.parametrize(("framework", "verdict"), [("flowledger", "fail"), ("trl", "pass"), ("own", "pass")])
+@pytest.mark.parametrize(
+    ("framework", "verdict"), [("flowledger", "fail"), ("trl", "pass"), ("verl", "pass"), ("own", "pass")]
+)
 def test_only_where_each_rank_pads_to_its_own_longest_may_widths_differ(tmp_path, framework: str, verdict: str) -> None:
     assert on_two_ranks(tmp_path / "run", framework, [2, 6]) == verdict
     assert on_two_ranks(tmp_path / "turned", framework, [2, 9]) == verdict
     assert on_two_ranks(tmp_path / "same", framework, [2, 8]) == "pass"
+
+
+def test_a_process_beside_the_ranks_that_holds_the_whole_is_no_part_of_it(tmp_path) -> None:
+    made = directory.create(tmp_path / "run", manifest.Manifest(run="hand", mesh={"dp": 2}, framework="verl"))
+    for rank, rows in ((None, 4), (0, 2), (1, 2)):
+        ink, whole = writer.Writer(made.part("actor", rank)), [4, 8] if rank is None else None
+        ink.put(access(logical_shape=whole, rank=rank, local_shape=[rows, 8], numel=rows * 8, bytes=rows * 64))
+        ink.close()
+    made.close()
+    assert verdicts(tmp_path / "run")["shapes_conserved"] == "pass"
 
 
 def test_a_rank_with_fewer_samples_than_its_share_is_none_that_pads_alone(tmp_path) -> None:

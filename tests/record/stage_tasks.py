@@ -53,3 +53,9 @@ async def notes() -> None:
     note()
     await asyncio.sleep(0.01)
     note()
+
+
+class Holder:
+    @property
+    def value(self) -> int:
+        return 7

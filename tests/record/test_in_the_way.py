@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flowledger.ledger.directory import open_run
+from flowledger.ledger.reader import Ledger
 from flowledger.ledger.rows import MetricRow
 from flowledger.record import outside
 from flowledger.record.enrol import Wanted, asked, enrol
@@ -18,7 +19,11 @@ def enrolled(path, **environ):
 
 @pytest.mark.parametrize(
     "harm",
-    [shutil.rmtree, lambda path: (path / "manifest.json").write_text("{"), lambda path: (path / "manifest.json").unlink()],
+    [
+        shutil.rmtree,
+        lambda path: (path / "manifest.json").write_text("{"),
+        lambda path: (path / "manifest.json").unlink(),
+    ],
     ids=["removed", "overwritten", "no manifest"],
 )
 def test_a_run_that_is_harmed_while_it_is_recorded_is_one_line(tmp_path, capsys, harm):
@@ -49,6 +54,24 @@ def test_a_disk_that_fills_up_is_one_line(tmp_path, capsys, monkeypatch):
     process.close()
     monkeypatch.undo()
     assert capsys.readouterr().err == f"flowledger: run {tmp_path / 'run'} ends early: No space left on device\n"
+
+
+def test_an_error_after_a_process_has_joined_reaches_no_call(tmp_path, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("broken")
+
+    for name in ("_check_version", "_watch_collectives"):
+        monkeypatch.setattr(outside, name, broken)
+    ends = []
+    monkeypatch.setattr(outside.atexit, "register", lambda *args: ends.append(args))
+    monkeypatch.setenv("FLOWLEDGER_RUN", str(tmp_path / "run"))
+    monkeypatch.setenv("FLOWLEDGER_FIRST", "job")
+    recorder = outside.Process().recorder("trl", None)
+    assert recorder is not None
+    ends[-1][1].close()
+    with Ledger(tmp_path / "run") as ledger:
+        found = ledger.rows("SELECT message FROM findings ORDER BY message")
+    assert [row["message"] for row in found] == ["RuntimeError in broken: broken"]
 
 
 def test_a_place_stays_where_it_was_when_the_job_goes_elsewhere(tmp_path, monkeypatch):

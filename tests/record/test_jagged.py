@@ -20,7 +20,9 @@ def test_shape_lengths_and_filling_are_those_of_the_padded_form():
 
 def test_rows_that_were_narrowed_where_they_lie_have_their_shape_and_no_row_is_read_amiss():
     padded = torch.arange(12).view(3, 4)
-    seen = jagged.of(torch.nested.narrow(padded, 1, torch.zeros(3, dtype=torch.int64), torch.tensor([3, 1, 2]), layout=torch.jagged))
+    seen = jagged.of(
+        torch.nested.narrow(padded, 1, torch.zeros(3, dtype=torch.int64), torch.tensor([3, 1, 2]), layout=torch.jagged)
+    )
     assert (seen.shape, seen.lengths, seen.filled) == ((3, 3), None, 6 / 9)
 
 

@@ -94,16 +94,19 @@ def test_a_stage_that_does_not_follow_begins_the_next_step_and_one_can_say_so_on
 def test_a_wrong_word_is_a_finding_and_the_loop_goes_on(tmp_path):
     with flowledger.recorder(tmp_path / "run") as rec:
         with rec.stage("rolout"):
-            rec.tensors(old_logprob=torch.ones(2))
+            rec.tensors(old_log_porb=torch.ones(2), old_logprob=torch.ones(2))  # the last is what others call it
+            rec.tensors(torch.ones(2))
         with rec.stage("rollout"), rec.within("microbatch"):
             rec.tensors("written", full_sequence=torch.ones(2, 3))
     said = rows(tmp_path / "run", "SELECT message FROM findings ORDER BY seq")
     assert said == [
-        ("no stage is called 'rolout'; did you mean rollout?; it is not recorded",),
-        ("no tensor is called 'old_logprob'; did you mean old_log_prob?; it is not recorded",),
-        ("no part of a stage is called 'microbatch'; did you mean micro_batch?; it is not recorded",),
-        ("no access is called 'written'; did you mean write?; it is not recorded",),
+        ("no stage is called 'rolout', and it is not recorded; did you mean rollout?",),
+        ("no tensor is called 'old_log_porb', and it is not recorded; did you mean old_log_prob?",),
+        ("no access is called 'a Tensor', and it is not recorded",),
+        ("no part of a stage is called 'microbatch', and it is not recorded; did you mean micro_batch?",),
+        ("no access is called 'written', and it is not recorded; did you mean write?",),
     ]
+    assert rows(tmp_path / "run", "SELECT tensor_name FROM tensors") == [("old_log_prob",)]
 
 
 def test_an_exception_passes_and_the_run_says_where(tmp_path):
@@ -143,3 +146,31 @@ def test_nothing_is_imported_before_it_is_asked_for():
     assert said.strip() == "[]"
     with pytest.raises(AttributeError, match="recordr"):
         flowledger.recordr  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("stages", "steps"),
+    [
+        ("rollout reward ref_log_prob old_log_prob advantage update_actor", [0] * 6),
+        ("rollout reward advantage old_log_prob update_actor rollout update_actor", [0] * 5 + [1] * 2),
+        ("prompt rollout update_actor weight_sync prompt rollout", [0] * 4 + [1] * 2),
+        ("update_actor update_actor", [0, 1]),
+    ],
+)
+def test_a_step_begins_with_what_the_one_before_has_had(tmp_path, stages, steps):
+    with flowledger.recorder(tmp_path / "run") as rec:
+        for name in stages.split():
+            with rec.stage(name):
+                pass
+    found = rows(tmp_path / "run", "SELECT step FROM spans WHERE event = 'end' AND stage IS NOT NULL ORDER BY seq")
+    assert [step for (step,) in found] == steps
+
+
+@pytest.mark.parametrize("bindings", [{"G": "4"}, {"G": 0}, {1: 4}, {"G": 1.5}])
+def test_a_size_that_is_none_is_refused_at_once(tmp_path, bindings):
+    with (
+        pytest.raises(BadInput, match="must be a symbol and a whole number"),
+        flowledger.recorder(tmp_path / "run", bindings=bindings),
+    ):
+        pass
+    assert not (tmp_path / "run").exists()

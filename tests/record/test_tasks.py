@@ -176,3 +176,9 @@ def test_what_can_be_gone_through_once_is_left_to_the_call(record):
     probes = [Probe(stage=None, target=f"{JOB}:note", scope="call", args={"value": fact}) for fact in facts]
     with record(probes=probes):
         assert list(stage_tasks.note(iter(["a", "b"]))) == ["a", "b"]
+
+
+def test_what_is_no_function_any_more_is_missed_and_left_alone(record):
+    with record(probes=(Probe(stage=None, target=f"{JOB}:Holder.value", scope="call"),)) as rows:
+        assert stage_tasks.Holder().value == 7
+    assert [row.id for row in rows.of("findings")] == ["probe_missed"]

@@ -13,8 +13,8 @@ from flowledger.flow.errors import BadInput
 
 Level = Literal["steps", "tensors", "tokens"]
 NOTHING = (
-    "nothing was recorded: the command has called neither a trainer of TRL's nor flowledger.recorder(); "
-    "the Python that it runs must have flowledger installed"
+    "nothing was recorded: the command has called neither a trainer of verl's or TRL's nor flowledger.recorder() without a "
+    "place of its own; the Python that it runs must have flowledger installed"
 )
 
 
@@ -76,7 +76,8 @@ def _conclude(path: Path, job: str, code: int, *, tables: bool) -> None:
     from flowledger.ledger.directory import MANIFEST, open_run
 
     if not (path / MANIFEST).exists():
-        print(f"flowledger: {NOTHING}", file=sys.stderr)
+        nothing = f"the command ended with {code} before anything was recorded" if code else NOTHING
+        print(f"flowledger: {nothing}", file=sys.stderr)
         return
     book = open_run(path)
     if book.manifest.job != job:

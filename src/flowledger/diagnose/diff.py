@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec import structs
+
 from flowledger.diagnose import came_true, common_ground, peak_pairs
 from flowledger.diagnose.absent import coverage, only_planned, only_recorded
 from flowledger.diagnose.came_true import REFUTED, TRUE, Outcome
@@ -64,7 +66,7 @@ def diff(planned: Planned, ledger: Ledger) -> Diff:
     return Diff(
         planned=planned,
         manifest=_manifest(ledger, recorded),
-        settings=common_ground.parted(planned, ledger.directory.manifest),
+        settings=common_ground.parted(planned, structs.replace(ledger.directory.manifest, mesh=ledger.mesh)),
         pairs=joined.pairs,
         only_planned=[
             {"stage": row.stage, "phase": row.phase, "tensor_name": row.tensor_name, "dims": (row.dims or "").strip("[] "),
@@ -89,7 +91,7 @@ def diff(planned: Planned, ledger: Ledger) -> Diff:
 def _manifest(ledger: Ledger, recorded: Sequence[Seen]) -> dict[str, Any]:
     manifest = ledger.directory.manifest
     return {
-        "framework": manifest.framework, "framework_version": manifest.framework_version, "mesh": manifest.mesh,
+        "framework": manifest.framework, "framework_version": manifest.framework_version, "mesh": ledger.mesh,
         "level": manifest.level, "state": ledger.directory.state,
         "ranks": spans(sorted({one.rank for one in recorded if one.rank is not None})),
     }  # fmt: skip

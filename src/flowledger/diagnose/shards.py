@@ -15,15 +15,16 @@ Rows = list[dict[str, Any]]
 # Symbols whose size each rank has for itself: micro-batches differ, and so do decode steps.
 RAGGED = {"B_micro", "B_run", "B_admit", "B_slot", "N_decode", "S_cache", "T", "T_logit", "P"}
 
-# Frameworks in which each rank pads its samples to its own longest, and the widths that this makes differ.
-PAD_ALONE = {"trl", "own"}
+# Frameworks in which each rank pads its samples to its own longest (verl: does not pad them), and the widths that differ by it.
+PAD_ALONE = {"trl", "verl", "own"}
 WIDTHS = {"S_prompt", "S_resp", "S"}
 
 
 def breaches(rows: Rows, meshes: Mapping[str, Mesh], group_size: int, *, pad_alone: bool) -> list[str]:
     """Where the rows of all ranks do not give the logical tensor, in words; `pad_alone`: each rank pads to its own longest."""
     found: list[str] = []
-    for _, access in groupby(sorted(rows, key=_access_key), key=_access_key):
+    ranked = [row for row in rows if row["rank"] is not None]  # a process beside the ranks has no part of anything
+    for _, access in groupby(sorted(ranked, key=_access_key), key=_access_key):
         each = list(access)
         found += _put_together(_levelled(each) if pad_alone else each, meshes, group_size)
     return found
@@ -39,7 +40,7 @@ def _put_together(rows: Rows, meshes: Mapping[str, Mesh], group_size: int) -> li
     lies_on = mesh_of(rows[0]["tensor_name"], rows[0]["stage"], rows[0]["access"])
     by_rank: dict[int, Rows] = {}
     for row in sorted(rows, key=lambda row: int(row["seq"])):
-        by_rank.setdefault(row["rank"] or 0, []).append(row)
+        by_rank.setdefault(row["rank"], []).append(row)
     breaches = []
     for nth in zip(*by_rank.values(), strict=False):
         breaches += _whole(list(nth), meshes[lies_on], group_size if lies_on == "rollout" else 1)
@@ -72,7 +73,7 @@ def _whole(rows: Rows, on: Mesh, group_size: int) -> list[str]:
     if len(stated) > 1:
         return [f"{where(rows[0])}: ranks disagree on the logical shape: {sorted(stated)}"]
     placements = dict(pair.split(": ", 1) for pair in rows[0]["placement"] or () if ": " in pair)
-    locals_ = _on_one_stage({row["rank"] or 0: row["local_shape"] for row in rows}, on)
+    locals_ = _on_one_stage({row["rank"]: row["local_shape"] for row in rows}, on)
     if locals_ is None or not stated:
         return []
     shapes, within = locals_

@@ -90,6 +90,6 @@ def locate(target: str) -> tuple[Any, str, Function]:
     found = vars(owner).get(name) if owner is not None else None
     if found is None and owner is not None and not isinstance(owner, type):
         found = getattr(owner, name, None)  # a module that makes its names when they are asked for
-    if found is None:
+    if not callable(found) and not isinstance(found, classmethod):  # gone, or a property now
         raise Missed(target)
     return owner, name, found

@@ -62,6 +62,8 @@ class Edges:
     def end_within(self, frame: Frame, error: BaseException | None = None) -> None:
         """Close what calls within this one have left open; `error`: the exception that leaves this one."""
         while (inmost := self._spans.inmost()) is not None and inmost is not frame and inmost.close is not None:
+            if not inmost.within(frame):
+                return  # a generator that is closed from elsewhere: what is open there is not its own
             _shut(inmost, error)
 
     def _end(self, depth: int, error: BaseException | None) -> None:

@@ -44,6 +44,10 @@ class Wanted:
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
             raise BadInput(f"level = {self.level!r} must be one of {', '.join(LEVELS)}")
+        for symbol, size in self.bindings.items():
+            if not isinstance(symbol, str) or not hasattr(size, "__index__") or int(size) < 1:
+                raise BadInput(f"bindings: {symbol!r} = {size!r} must be a symbol and a whole number, such as 'G': 4")
+        object.__setattr__(self, "bindings", {symbol: int(size) for symbol, size in self.bindings.items()})
         for name in ("ops_every", "groups", "memory_history"):
             if getattr(self, name) < 0:
                 raise BadInput(f"{name} = {getattr(self, name)} must be 0 or more")

@@ -92,13 +92,14 @@ class Process:
             say(f"{what}; this process is not recorded (pid {self._pid})")
             return None
         atexit.register(_end, enrolled, self._pid)
+        recorder = enrolled.recorder
         if role is None:
-            _watch_collectives(enrolled.recorder)
+            recorder.guard(_watch_collectives, recorder)
         for probe in self._missed:
-            enrolled.recorder.find(missed(probe))
+            recorder.find(missed(probe))
         if enrolled.made:
-            _check_version(enrolled.recorder, framework)
-        return enrolled.recorder
+            recorder.guard(_check_version, recorder, framework)
+        return recorder
 
 
 def _version(framework: str) -> str | None:

@@ -17,6 +17,7 @@ from flowledger.record.watch import Watch
 
 WITHIN = ("epoch", "mini_batch", "micro_batch")
 ACCESS = ("write", "read")
+FIRST = {"prompt", "rollout"}  # the stages that a step begins with
 
 
 @contextmanager
@@ -54,6 +55,13 @@ def recorder(
         raise
     finally:
         enrolled.close(state)
+        if run is not None and enrolled.made:
+            say(f"recorded in {enrolled.path}; look: flowledger show {enrolled.path} stages")
+
+
+def called(name: str) -> str:
+    """What the flow calls a tensor that is told by a name of the frameworks; any other name as it is."""
+    return next((row.name for row in tensors().values() if name in row.aliases), name)
 
 
 class OwnLoop:
@@ -64,17 +72,17 @@ class OwnLoop:
         self._open: list[tuple[Watch, Frame]] = []
         self._watches: dict[str, Watch] = {}
         self._begun = 0  # steps
-        self._last: str | None = None  # stage of the step
+        self._done: set[str] = set()  # stages of the step
         self._told: set[str] = set()  # wrong names
 
     @contextmanager
     def step(self, number: int | None = None) -> Iterator[None]:
         """One step, numbered from 0 where no number is given.
 
-        Without it a stage that does not come after the one before it, in the order of the flow, begins the next step.
+        Without it the next step begins with a stage that this one has had, or with a prompt or rollout after anything else.
         """
         given = {"step": self._begun if number is None else number}
-        self._begun, self._last = given["step"] + 1, None
+        self._begun, self._done = given["step"] + 1, set()
         with self._span("step", "step", given):
             yield
 
@@ -84,10 +92,10 @@ class OwnLoop:
         if self._recorder is None or not self._is(name, stages(), "stage"):
             yield
             return
-        order = list(stages())
-        if not self._open and (self._last is None or order.index(name) <= order.index(self._last)):
+        if not self._open and (not self._done or name in self._done or (name in FIRST and self._done - FIRST)):
+            self._done.clear()
             self._next_step()
-        self._last = name
+        self._done.add(name)
         with self._span("stage", name, {"version": policy_version}):
             yield
 
@@ -100,9 +108,9 @@ class OwnLoop:
         with self._span(scope, scope, {}):
             yield
 
-    def tensors(self, access: str = "write", /, **named: Any) -> None:
+    def tensors(self, access: Any = "write", /, **named: Any) -> None:
         """Tensors, a model or an optimizer by name in the flow; `write`: the open stage has made them, `read`: it reads them."""
-        known = [(name, value) for name, value in named.items() if self._is(name, tensors(), "tensor")]
+        known = [(called(name), value) for name, value in named.items() if self._is(called(name), tensors(), "tensor")]
         if self._recorder is not None and self._is(access, ACCESS, "access"):
             watch, frame = self._open[-1] if self._open else (self._watch("call", "tensors"), self._recorder.here())
             self._recorder.see(watch, frame, access, known)
@@ -147,13 +155,15 @@ class OwnLoop:
             self._watches[name] = Watch(probe, self._watch, level)
         return self._watches[name]
 
-    def _is(self, name: str, known: Iterable[str], what: str) -> bool:
+    def _is(self, name: Any, known: Iterable[str], what: str) -> bool:
         """Whether a name is known; one that is not becomes a finding, once."""
-        if name in known:
+        if isinstance(name, str) and name in known:
             return True
+        name = name if isinstance(name, str) else f"a {type(name).__name__}"
         if self._recorder is not None and name not in self._told:
             self._told.add(name)
-            message = f"no {what} is called {name!r}{nearest(name, known)}; it is not recorded"
+            hint = nearest(name, known)
+            message = f"no {what} is called {name!r}, and it is not recorded{hint}"
             row = FindingRow(id="name_unknown", verdict="warn", severity="warning", message=message)
             self._recorder.put(row, self._recorder.here(), clock())
         return False
