@@ -131,3 +131,9 @@ def test_unknown_frameworks_and_files_are_named_with_what_is_known(tmp_path: Pat
         read(str(tmp_path / "gone.yaml"), Asked())
     with pytest.raises(BadInput, match="flowledger"):
         read(script(tmp_path, VERL.format(8)), Asked(framework="flowledger"))
+
+
+def test_python_is_named_as_what_it_is(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("x: y: z\n")
+    with pytest.raises(BadInput, match="train.py is Python, which is never executed"):
+        read(str(tmp_path / "train.py"), Asked())

@@ -89,6 +89,11 @@ def _read(source: str, asked: Asked) -> Reading:
             f"--framework {asked.framework!r} is none of {', '.join(FRAMEWORKS)}{nearest(asked.framework, FRAMEWORKS)}"
         )
     path = Path(source)
+    if path.suffix == ".py":
+        raise BadInput(
+            f"{source} is Python, which is never executed: give the script that launches it (`accelerate launch …`, `trl grpo …`, "
+            "`python -m verl.trainer.main_ppo …`), or a YAML file of its settings, such as the fields of GRPOConfig"
+        )
     if source in READERS and not path.exists():
         return reader(source)(None, asked.overrides, assume=asked.assume or {}, version=asked.version)
     if _is_script(path):

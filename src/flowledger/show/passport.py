@@ -81,10 +81,12 @@ def passport(ledger: Ledger, sample_id: str) -> Passport:
 
 def _hops(ledger: Ledger, sample: dict[str, Any]) -> Rows:
     spans = ledger.rows(
-        "SELECT stage, phase, span_kind, epoch, mini_batch, micro_batch, min(start_ns) AS start_ns, "
+        "WITH each AS (SELECT process, stage, phase, span_kind, epoch, mini_batch, micro_batch, min(start_ns) AS start_ns, "
         "sum(latency_ms) AS latency_ms, count(*) AS calls FROM spans_view "
         "WHERE step IS NOT DISTINCT FROM ? AND stage IS NOT NULL "
-        "AND source <> 'plan' AND span_kind IN ('stage', 'compute') GROUP BY ALL ORDER BY start_ns",
+        "AND source <> 'plan' AND span_kind IN ('stage', 'compute') GROUP BY ALL) "  # ranks do it at the same time
+        "SELECT stage, phase, span_kind, epoch, mini_batch, micro_batch, min(start_ns) AS start_ns, "
+        "max(latency_ms) AS latency_ms, max(calls) AS calls FROM each GROUP BY ALL ORDER BY start_ns",
         [sample["step"]],
     )
     origin = min((span["start_ns"] for span in spans), default=0)
