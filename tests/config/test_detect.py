@@ -135,5 +135,5 @@ def test_unknown_frameworks_and_files_are_named_with_what_is_known(tmp_path: Pat
 
 def test_python_is_named_as_what_it_is(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("x: y: z\n")
-    with pytest.raises(BadInput, match="train.py is Python, which is never executed"):
+    with pytest.raises(BadInput, match=r"train\.py is Python, which is never executed"):
         read(str(tmp_path / "train.py"), Asked())

@@ -97,7 +97,7 @@ class Event:
 
 
 class Gpu:
-    """What flowledger.record.cuda.Gpu asks for. `foreign`: bytes on the device that are not this allocator's."""
+    """What flowledger.record.gpu.cuda.Gpu asks for. `foreign`: bytes on the device that are not this allocator's."""
 
     def __init__(self, devices: int = 1, total: int = 80 * GIB, foreign: int = 0) -> None:
         self.allocator = Allocator(devices)

@@ -13,13 +13,13 @@ from played_gpu import GIB, MIB, Allocator, Gpu, Nvml, Rows
 from flowledger.flow.seams import Probe
 from flowledger.ledger import directory, manifest, writer
 from flowledger.ledger.reader import Ledger
-from flowledger.record import cuda, nvml
 from flowledger.record.attach import attach
-from flowledger.record.cuda import InUse, OnDevice, TorchGpu, found
-from flowledger.record.device_memory import DeviceMemory
-from flowledger.record.device_spans import AT_ONCE, DeviceSpans
+from flowledger.record.gpu import cuda, nvml
+from flowledger.record.gpu.cuda import InUse, OnDevice, TorchGpu, found
+from flowledger.record.gpu.device_memory import DeviceMemory
+from flowledger.record.gpu.device_spans import AT_ONCE, DeviceSpans
+from flowledger.record.gpu.peaks import Peaks
 from flowledger.record.layers import Layers
-from flowledger.record.peaks import Peaks
 from flowledger.record.position import Frame
 from flowledger.record.recorder import Recorder
 
@@ -459,8 +459,8 @@ def test_after_an_error_of_cuda_nothing_more_is_timed(timed):
 
 def test_a_device_that_does_not_come_to_an_end_holds_up_nobody(timed, monkeypatch):
     gpu, rows, spans = timed
-    monkeypatch.setattr("flowledger.record.device_spans.WAIT_S", 0.05)
-    monkeypatch.setattr("flowledger.record.device_spans.MOST", 3)
+    monkeypatch.setattr("flowledger.record.gpu.device_spans.WAIT_S", 0.05)
+    monkeypatch.setattr("flowledger.record.gpu.device_spans.MOST", 3)
     for number in range(10):
         spans.begin(frame(number))
         gpu.launch(1.0)

@@ -5,9 +5,9 @@ import os
 import pytest
 from played_gpu import GIB, Gpu, Nvml
 
-from flowledger.record.cuda import InUse
-from flowledger.record.device_memory import DeviceMemory
-from flowledger.record.nvml import FLOOR_NS, ProcessMemory
+from flowledger.record.gpu.cuda import InUse
+from flowledger.record.gpu.device_memory import DeviceMemory
+from flowledger.record.gpu.nvml import FLOOR_NS, ProcessMemory
 
 S = 1_000_000_000
 

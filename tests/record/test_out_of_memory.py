@@ -15,17 +15,17 @@ from played_gpu import GIB, MIB, Gpu, Rows
 
 from flowledger.flow.errors import BadInput
 from flowledger.flow.seams import Probe
-from flowledger.record import cuda, nvml
 from flowledger.record.attach import attach
-from flowledger.record.blocks import Moment, held
-from flowledger.record.cuda import InUse
-from flowledger.record.device_memory import DeviceMemory
 from flowledger.record.enrol import asked
+from flowledger.record.gpu import cuda, nvml
+from flowledger.record.gpu.blocks import Moment, held
+from flowledger.record.gpu.cuda import InUse
+from flowledger.record.gpu.device_memory import DeviceMemory
+from flowledger.record.gpu.out_of_memory import OutOfMemory, addresses
+from flowledger.record.gpu.shortage import Said, said, shortage_in
 from flowledger.record.layers import Layers
-from flowledger.record.out_of_memory import OutOfMemory, addresses
 from flowledger.record.position import Frame
 from flowledger.record.recorder import Recorder
-from flowledger.record.shortage import Said, said, shortage_in
 from flowledger.record.storages import Lives
 
 JOB = "played_shortage"
@@ -294,7 +294,7 @@ def test_without_a_history_the_finding_has_what_the_error_and_the_allocator_say(
 
 def test_with_a_history_every_block_has_a_kind_and_a_stage(gpu, job, monkeypatch):
     clock = iter(range(10**9, 10**12, 10**9))  # a second for every look
-    monkeypatch.setattr("flowledger.record.out_of_memory.time.time_ns", lambda: seconds[0])
+    monkeypatch.setattr("flowledger.record.gpu.out_of_memory.time.time_ns", lambda: seconds[0])
     seconds = [1000]
 
     def at():

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from flowledger.ledger.rows import MemoryRow, Row
-from flowledger.record.device_memory import DeviceMemory
+from flowledger.record.gpu.device_memory import DeviceMemory
 from flowledger.record.host_memory import Reading, host_reading
 from flowledger.record.layers import Layers
 from flowledger.record.position import Frame

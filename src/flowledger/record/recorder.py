@@ -13,10 +13,10 @@ from typing import Any, Protocol
 from flowledger.ledger.rows import FindingRow, Row, SpanRow
 from flowledger.record.buffers import Buffers
 from flowledger.record.collectives import Collectives
-from flowledger.record.device import Device
 from flowledger.record.edges import Edges
 from flowledger.record.extract import Templates
 from flowledger.record.facts import Facts
+from flowledger.record.gpu.device import Device
 from flowledger.record.layers import module_in
 from flowledger.record.metrics import metric_rows
 from flowledger.record.numbering import Numbering

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from flowledger.ledger.rows import Row, SpanRow
-from flowledger.record.cuda import Event, Gpu, InUse
+from flowledger.record.gpu.cuda import Event, Gpu, InUse
 from flowledger.record.position import Frame
 
 Put = Callable[[Row, Frame, int], None]

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from flowledger.ledger.rows import MemoryRow, Row
-from flowledger.record.blocks import Held, Moment, held
-from flowledger.record.cuda import Gpu
-from flowledger.record.device_memory import DeviceMemory
+from flowledger.record.gpu.blocks import Held, Moment, held
+from flowledger.record.gpu.cuda import Gpu
+from flowledger.record.gpu.device_memory import DeviceMemory
+from flowledger.record.gpu.peaks import Peak
+from flowledger.record.gpu.shortage import Shortage, finding, said, shortage_in
 from flowledger.record.host_memory import Reading
 from flowledger.record.layers import Layers
 from flowledger.record.layers import held as local
-from flowledger.record.peaks import Peak
 from flowledger.record.position import Frame
-from flowledger.record.shortage import Shortage, finding, said, shortage_in
 from flowledger.record.storages import Lives
 
 Put = Callable[[Row, Frame, int], None]

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from flowledger.record.cuda import Stats, figure
+from flowledger.record.gpu.cuda import Stats, figure
 
 # (reads, resets) of torch._C; the first pair must be there, the second is torch.accelerator's and newer.
 PAIRS = (

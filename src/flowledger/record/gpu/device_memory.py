@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from flowledger.record.cuda import InUse, figure
+from flowledger.record.gpu.cuda import InUse, figure
+from flowledger.record.gpu.nvml import ProcessMemory
+from flowledger.record.gpu.peaks import Peak, Peaks, Since
 from flowledger.record.host_memory import Reading, resident
-from flowledger.record.nvml import ProcessMemory
-from flowledger.record.peaks import Peak, Peaks, Since
 from flowledger.record.position import Frame
 
 

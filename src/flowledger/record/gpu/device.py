@@ -4,10 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 from flowledger.ledger.rows import Row
-from flowledger.record.device_memory import DeviceMemory
-from flowledger.record.device_spans import DeviceSpans
+from flowledger.record.gpu.device_memory import DeviceMemory
+from flowledger.record.gpu.device_spans import DeviceSpans
+from flowledger.record.gpu.out_of_memory import OutOfMemory, addresses
 from flowledger.record.observe import Observer
-from flowledger.record.out_of_memory import OutOfMemory, addresses
 from flowledger.record.position import Frame
 from flowledger.record.watch import Watch
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from flowledger.flow.lost import CHAINED
 from flowledger.ledger.rows import FindingRow
-from flowledger.record.blocks import Held
+from flowledger.record.gpu.blocks import Held
 
 KINDS, PLACES = 3, 5  # that a finding names: the largest
 # Errors of other libraries that mean the same; they come as a RuntimeError.
