@@ -174,3 +174,11 @@ def test_a_size_that_is_none_is_refused_at_once(tmp_path, bindings):
     ):
         pass
     assert not (tmp_path / "run").exists()
+
+
+def test_a_tensor_of_another_kind_does_not_hide_the_others_of_its_call(tmp_path):
+    odd = torch.ones(2, 3).to_sparse()
+    with flowledger.recorder(tmp_path / "run") as rec, rec.stage("rollout"):
+        rec.tensors(rollout_log_prob=odd, response_ids=torch.ones(2, 3, dtype=torch.int64))
+    assert rows(tmp_path / "run", "SELECT tensor_name FROM tensors") == [("response_ids",)]
+    assert rows(tmp_path / "run", "SELECT id FROM findings") == [("recorder_error",)]

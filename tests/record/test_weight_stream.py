@@ -72,3 +72,33 @@ def test_what_can_be_gone_through_twice_stays_so_and_what_is_no_pair_passes():
     assert all(one is other for one, other in zip(stream, odd, strict=True)) and config == "config"
     assert numbers["weight_sync/sent_tensors"] == 1
     assert counted(None, guard, numbers.__setitem__) is None
+
+
+class Elsewhere:
+    """A tensor on a device, which nobody may wait for."""
+
+    is_cpu = False
+
+    def numel(self):
+        return 6
+
+    def element_size(self):
+        return 2
+
+
+def test_what_lies_on_a_device_is_counted_and_not_looked_at():
+    told_of = {}
+    list(passing([*WEIGHTS, ("c", Elsewhere())], lambda work, *args: work(*args), told_of.__setitem__))
+    assert told_of == {"weight_sync/sent_tensors": 3, "weight_sync/sent_bytes": 24 + 200 + 12}
+
+
+def test_numbers_of_any_kind_and_shape_have_a_checksum():
+    kinds = (
+        torch.tensor(3.0),
+        torch.zeros(0, 3),
+        torch.ones(3, dtype=torch.bool),
+        torch.ones(4, dtype=torch.float8_e4m3fn),
+    )
+    assert len({checksum("a", one) for one in kinds}) == 4
+    turned = torch.arange(600.0).view(20, 30).t()
+    assert checksum("a", turned) == checksum("a", turned.contiguous())

@@ -67,7 +67,7 @@ def weights_arrived(ledger: Ledger) -> FindingRow | None:
             apart += [
                 f"synchronisation {number}, {process}: {what} {got[what]} received, {gave[what]} sent"
                 for what in ("tensors", "bytes", "checksum")
-                if got[what] != gave[what]
+                if what in got and what in gave and got[what] != gave[what]
             ]
     message = f"{compared} synchronisations of weights, as sent and as received"
     return _finding(

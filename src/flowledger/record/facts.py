@@ -89,7 +89,7 @@ class Facts:
         """Some of the weights that an engine is sent; a stream of them is the engine's own, and not gone through."""
         if isinstance(weights, Iterator):
             return
-        passed = Passed()
+        passed = Passed(waits=self._observer.level == "tokens")
         for name, tensor in weights.items() if isinstance(weights, Mapping) else weights:
             passed.add(name, tensor)
         passed.tell(lambda name, value: self._metric(name, value, frame, now), "received")

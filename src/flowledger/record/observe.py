@@ -56,13 +56,17 @@ class Observer:
         ragged = {name: jagged.of(value) for name, value in values.items() if _TENSORS[type(value)] == _JAGGED}
         plain = {name: value for name, value in values.items() if name not in ragged}
         masks = self._masks(frame, [*plain.items()])
+        failed: Exception | None = None
         for name, value in named:
-            if name in ragged:
-                self._ragged(watch, frame, access, name, ragged[name], now)
-            elif name in plain:
-                self._tensor(watch, frame, access, name, value, masks, now)
-            else:
-                self._object(watch, frame, access, name, value, now)
+            try:
+                if name in ragged:
+                    self._ragged(watch, frame, access, name, ragged[name], now)
+                elif name in plain:
+                    self._tensor(watch, frame, access, name, value, masks, now)
+                else:
+                    self._object(watch, frame, access, name, value, now)
+            except Exception as error:  # noqa: BLE001  an odd one does not hide the others; it is told of below
+                failed = failed or error
         if "sample_id" in plain:
             self._identify(frame, plain)
         elif frame.groups is not None:
@@ -71,6 +75,8 @@ class Observer:
             self.level == "tokens" or watch.scope in ("stage", "micro_batch") or frame.groups is not None
         ):
             self._learn(frame, access, plain, ragged, now)
+        if failed is not None:
+            raise failed
 
     def hidden(self, frame: Frame, layer: int, value: Any, now: int, *, along_sequence: bool) -> None:
         """The output of one layer; `along_sequence`: tensor parallelism has cut it along the tokens."""

@@ -242,7 +242,7 @@ class Recorder:
         def metric(name: str, value: float) -> None:
             self.guard(self.metric, name, value, frame, clock())
 
-        return counted(result, self.guard, metric)
+        return counted(result, self.guard, metric, waits=self.level == "tokens")
 
     def find(self, row: FindingRow) -> None:
         """Write what was found out about the job, or about its recording."""
