@@ -61,7 +61,7 @@ def _is_whole(ledger: Ledger, trainer: str, printed: list[dict[str, float]]) -> 
         name for (name,) in rows("SELECT id FROM findings WHERE verdict = 'pass'")
     }
     roles = {role for (role,) in rows("SELECT role FROM processes")}
-    assert roles == {"launcher", "driver", "actor", "rollout", *(["agent_loop"] if trainer == "v1" else [])}
+    assert roles == {"launcher", "driver", "actor", "rollout", "reward", *(["agent_loop"] if trainer == "v1" else [])}
     for step in STEPS:
         _step(rows, trainer, step)
     samples = rows("SELECT step, group_id, versions, response_length, reward, trained FROM samples_merged")

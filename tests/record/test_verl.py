@@ -214,3 +214,20 @@ def test_tokens_of_a_batch_without_padding_stand_where_they_stand_in_their_sampl
         prompt = len(whole) - len(response)
         assert said[:prompt] == [None] * prompt
         assert said[prompt:] == pytest.approx(response)
+
+
+def test_a_reward_loop_has_a_call_for_each_sample(tmp_path):
+    code = "import asyncio; from verl.experimental.reward_loop.reward_loop import RewardLoopWorker as R; "
+    printed = job(code + "print(asyncio.run(R().compute_score_batch([1, 2, 3])))", FLOWLEDGER_RUN=str(tmp_path / "run"))
+    assert printed == "[{'reward_score': 1.0}, {'reward_score': 2.0}, {'reward_score': 3.0}]\n"
+    found = rows(
+        tmp_path / "run",
+        "SELECT processes.role, stage, count(*) FROM spans JOIN processes USING (process) GROUP BY ALL",
+    )
+    assert found == [("reward", "reward", 3)]
+
+
+def test_a_process_whose_variables_came_late_is_found_as_a_plugin(tmp_path):
+    late = f"import os; os.environ['FLOWLEDGER_RUN'] = {str(tmp_path / 'run')!r}; import flowledger.record.plugin; "
+    job(late + DRIVER)
+    assert rows(tmp_path / "run", "SELECT count(*) FROM spans WHERE name = 'step' AND event = 'end'") == [(2,)]

@@ -114,6 +114,10 @@ AGENT_LOOP: tuple[Probe, ...] = (
     ),
 )  # fmt: skip
 
+# ------------------------------------------------------------------------------------------------------------ reward loops
+_REWARD_LOOP = "verl.experimental.reward_loop.reward_loop"
+REWARD_LOOP: tuple[Probe, ...] = (_probe(f"{_REWARD_LOOP}:RewardLoopWorker.compute_score", stage="reward"),)
+
 # ------------------------------------------------------------------------------------------------------------ the workers
 _WORKER = "verl.workers.engine_workers:ActorRolloutRefWorker"
 _TRAINING = "verl.workers.engine_workers:TrainingWorker"
@@ -171,6 +175,6 @@ ROLES = {
     _LAUNCHER: "launcher", _V1: "driver",
     "verl.utils.profiler.performance": "driver", "verl.utils.tracking": "driver", _V0: "driver",
     "verl.checkpoint_engine.base": "driver", "verl.experimental.agent_loop.agent_loop": "driver",
-    _TQ: "agent_loop", _VLLM: "rollout",
+    _TQ: "agent_loop", _REWARD_LOOP: "reward", _VLLM: "rollout",
 }  # fmt: skip
-PROBES: tuple[Probe, ...] = (*DRIVER, *AGENT_LOOP, *WORKER, *RECEIVER)
+PROBES: tuple[Probe, ...] = (*DRIVER, *AGENT_LOOP, *REWARD_LOOP, *WORKER, *RECEIVER)
