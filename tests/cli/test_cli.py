@@ -18,23 +18,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 @pytest.fixture
-def call(monkeypatch, capsys):
-    """Run a command line in this process: (exit code, stdout, stderr)."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["flowledger", *map(str, words)])
-        code: object = 0
-        try:
-            cli.main()
-        except SystemExit as leave:
-            code = leave.code or 0
-        out, err = capsys.readouterr()
-        return int(code), out, err  # type: ignore[call-overload]
-
-    return run
-
-
-@pytest.fixture
 def small(tmp_path):
     """A config file of a run of a second; sections given are merged into it."""
 

@@ -16,30 +16,17 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 Call = Callable[..., tuple[int, str, str]]
 
 
+@pytest.fixture(autouse=True)
+def wide_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+
+
 class Job(NamedTuple):
     """A configuration, its plan as JSON, and its run."""
 
     config: Path
     plan: Path
     run: Path
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run a command line in this process: (exit code, stdout, stderr)."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["flowledger", *map(str, words)])
-        monkeypatch.setenv("COLUMNS", "100")
-        code: object = 0
-        try:
-            cli.main()
-        except SystemExit as leave:
-            code = leave.code or 0
-        out, err = capsys.readouterr()
-        return int(code), out, err  # type: ignore[call-overload]
-
-    return run
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,11 @@
 """`flowledger plan` and `check` as a user types them: answers, exit codes, and one clear line for bad input."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from flowledger import cli
 from flowledger.ledger.rows import TensorRow, columns
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -19,23 +17,6 @@ FSDP, MEGATRON, TINY = (
 GPU = ("--gpu", "h100-80g")
 
 Call = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
-    """Run a command line in this process: (exit code, stdout, stderr)."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["flowledger", *map(str, words)])
-        code: object = 0
-        try:
-            cli.main()
-        except SystemExit as leave:
-            code = leave.code or 0
-        out, err = capsys.readouterr()
-        return int(code), out, err  # type: ignore[call-overload]
-
-    return run
 
 
 @pytest.mark.parametrize(

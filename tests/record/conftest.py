@@ -12,10 +12,11 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 import stage_functions
+from played_gpu import Gpu, Rows
 
 from flowledger.flow.seams import Probe
-from flowledger.ledger.rows import Row
 from flowledger.record.attach import attach
+from flowledger.record.gpu import cuda, nvml
 from flowledger.record.recorder import Recorder
 
 JOB = "stage_functions"
@@ -56,18 +57,6 @@ PROBES = (
 BINDINGS = {"B_prompt": 2, "G": 2, "B": 4}
 
 
-class Rows(list[Row]):
-    """A stand-in for the writer."""
-
-    def put(self, row: Row) -> None:
-        self.append(row)
-
-    def of(self, table: str, **where: Any) -> list[Any]:
-        """Rows of one table with the values given."""
-        found = [row for row in self if row.table == table]
-        return [row for row in found if all(getattr(row, name) == value for name, value in where.items())]
-
-
 class Job:
     """The job with a model of its own, seeded."""
 
@@ -104,3 +93,12 @@ def record() -> Callable[..., Any]:
 @pytest.fixture
 def job() -> Job:
     return Job()
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Gpu:
+    """A played GPU, which the process has; the driver's own package is not there."""
+    played = Gpu()
+    monkeypatch.setattr(cuda, "found", played.find)
+    monkeypatch.setattr(nvml, "import_module", lambda _: (_ for _ in ()).throw(ImportError()))
+    return played

@@ -2,19 +2,19 @@
 
 import sys
 import time
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from played_gpu import GIB, MIB, Allocator, Gpu, Nvml, Rows
+from played_gpu import GIB, MIB, Allocator, Gpu, Nvml, Rows, played_job
 
 from flowledger.flow.seams import Probe
 from flowledger.ledger import directory, manifest, writer
 from flowledger.ledger.reader import Ledger
 from flowledger.record.attach import attach
-from flowledger.record.gpu import cuda, nvml
+from flowledger.record.gpu import nvml
 from flowledger.record.gpu.cuda import InUse, OnDevice, TorchGpu, found
 from flowledger.record.gpu.device_memory import DeviceMemory
 from flowledger.record.gpu.device_spans import AT_ONCE, DeviceSpans
@@ -37,21 +37,8 @@ def plain(work, *args):
 
 
 @pytest.fixture
-def gpu(monkeypatch):
-    played = Gpu()
-    monkeypatch.setattr(cuda, "found", played.find)
-    monkeypatch.setattr(nvml, "import_module", lambda _: (_ for _ in ()).throw(ImportError()))
-    return played
-
-
-@pytest.fixture
 def job(monkeypatch):
-    """A module whose functions a test fills in."""
-    module = ModuleType(JOB)
-    module.step = lambda: (module.rollout(), module.update())
-    module.rollout = module.update = module.forward = lambda: None
-    monkeypatch.setitem(sys.modules, JOB, module)
-    return module
+    return played_job(monkeypatch, JOB)
 
 
 def recorded(work, level="steps"):

@@ -3,21 +3,18 @@
 The GPU is played. Texts of errors are real ones, of public issues; the snapshot has the format that torch 2.13 documents.
 """
 
-import sys
 from contextlib import suppress
-from types import ModuleType
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from played_gpu import GIB, MIB, Gpu, Rows
+from played_gpu import GIB, MIB, Gpu, Rows, played_job
 
 from flowledger.flow.errors import BadInput
 from flowledger.flow.seams import Probe
 from flowledger.record.attach import attach
 from flowledger.record.enrol import asked
-from flowledger.record.gpu import cuda, nvml
 from flowledger.record.gpu.blocks import Moment, held
 from flowledger.record.gpu.cuda import InUse
 from flowledger.record.gpu.device_memory import DeviceMemory
@@ -49,20 +46,8 @@ OLDER = (
 
 
 @pytest.fixture
-def gpu(monkeypatch):
-    played = Gpu()
-    monkeypatch.setattr(cuda, "found", played.find)
-    monkeypatch.setattr(nvml, "import_module", lambda _: (_ for _ in ()).throw(ImportError()))
-    return played
-
-
-@pytest.fixture
 def job(monkeypatch):
-    module = ModuleType(JOB)
-    module.step = lambda: (module.rollout(), module.update())
-    module.rollout = module.update = module.forward = lambda: None
-    monkeypatch.setitem(sys.modules, JOB, module)
-    return module
+    return played_job(monkeypatch, JOB)
 
 
 def recorded(work, **options):

@@ -93,7 +93,7 @@ def test_dear_readings_are_made_at_the_ends_of_steps_and_elsewhere_at_most_for_a
         made.append(1)
         return Reading(allocated=1)
 
-    monkeypatch.setattr(readings, "_reading", dear)
+    monkeypatch.setattr(readings, "host_reading", dear)
     began = time.monotonic()
     with record() as rows:
         job.run(8)

@@ -54,8 +54,8 @@ class Observer:
             return
         values = {name: value for name, value in named if is_tensor(value)}
         ragged = {name: jagged.of(value) for name, value in values.items() if _TENSORS[type(value)] == _JAGGED}
-        plain = {name: value for name, value in values.items() if name not in ragged}
-        masks = self._masks(frame, [*plain.items()])
+        plain = {name: value for name, value in values.items() if name not in ragged} if ragged else values
+        masks = self._masks(frame, list(plain.items()))
         failed: Exception | None = None
         for name, value in named:
             try:

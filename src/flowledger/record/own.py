@@ -71,7 +71,6 @@ class OwnLoop:
         self._recorder = recorder
         self._open: list[tuple[Watch, Frame]] = []
         self._watches: dict[str, Watch] = {}
-        self._begun = 0  # steps
         self._done: set[str] = set()  # stages of the step
         self._told: set[str] = set()  # wrong names
 
@@ -81,9 +80,8 @@ class OwnLoop:
 
         Without it the next step begins with a stage that this one has had, or with a prompt or rollout after anything else.
         """
-        given = {"step": self._begun if number is None else number}
-        self._begun, self._done = given["step"] + 1, set()
-        with self._span("step", "step", given):
+        self._done = set()
+        with self._span("step", "step", {"step": number}):
             yield
 
     @contextmanager
@@ -123,8 +121,7 @@ class OwnLoop:
 
     def _next_step(self) -> None:
         if self._recorder is not None:
-            self._recorder.edges.begin(self._watch("step", "step"), (), {"step": self._begun})
-            self._begun += 1
+            self._recorder.edges.begin(self._watch("step", "step"), (), {})
 
     @contextmanager
     def _span(self, scope: str, name: str, given: dict[str, Any]) -> Iterator[None]:

@@ -82,12 +82,8 @@ class Readings:
         before = time.monotonic_ns()
         seen = self._device.reading()
         if seen is not None or now - self._when > _SAME_NS:
-            self._last = seen or _reading()
+            self._last = seen or host_reading()
             self._when = time.monotonic_ns()
             self._price = self._when - before
             self._credit -= self._price
         return self._last
-
-
-def _reading() -> Reading:
-    return host_reading()

@@ -2,9 +2,10 @@
 
 A key of `args` is a parameter, or a path from one (`weights.version`); a key of `results` a field of the result, a path
 from one, "" for the result itself, or `args.` and a path for what the call writes into an argument. Values are tensors
-of the flow, or facts (` & ` stands between two of one path): `@step`, `@at_step` (of this call alone), `@done_step` (this call ends that step), `@micro_batch`
-(which one this is, where the order of calls does not say it), `@group_ids`, `@sessions`, `@sample_keys` (whose rows these
-are, see `lineage`), `@versions` (of the weights that sampled each), `@received_weights` (names and tensors), `@written_checkpoint` and `@restored_checkpoint` (a folder),
+of the flow, or facts (` & ` stands between two of one path): `@step`, `@at_step` (of this call alone), `@done_step` (this
+call ends that step), `@micro_batch` (which one this is, where the order of calls does not say it), `@group_ids`,
+`@sessions`, `@sample_keys` (whose rows these are, see `lineage`), `@tags` (what is noted beside these), `@versions` (of the
+weights that sampled each), `@received_weights` (names and tensors), `@written_checkpoint`, `@restored_checkpoint` (a folder),
 `@policy_version`, `@tokenizer`, `@component_names`, `@dropped_reason`, `@model` (a module whose forward passes are worth
 watching), `@metric:NAME` (a number), `@metrics` (many of them by name), `@metrics:TABLE` (by names that a table of
 `tables/metric_names.toml` knows), `@bind:SYMBOL` (the size that a symbol of dimensions stands for), `@token:COLUMN` (a value
@@ -51,9 +52,8 @@ class Watch:
         if level == "steps":
             self._prune()
         self.looks_in = bool(self.reads or self.read_facts) or not self.whole
-        self.urgent = any(
-            name.startswith("metrics") for _, name in self.read_facts
-        )  # what ends a step is written at once
+        # What ends a step is written at once.
+        self.urgent = any(name.startswith("metrics") for _, name in self.read_facts)
         self.looks_out = bool(self.writes or self.write_facts or probe.metrics)
         self._same = [(_path(one), _path(other)) for one, other in probe.only_if.items() if not other.startswith("=")]
         self.words = [(_path(one), other[1:]) for one, other in probe.only_if.items() if other.startswith("=")]
