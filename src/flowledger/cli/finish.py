@@ -47,14 +47,13 @@ def deaf() -> Iterator[None]:
 def _close_book(path: Path, died: str) -> None:
     """Read the whole ledger once: write the laws' findings, compact, and keep a link to the latest run."""
     from flowledger.cli import deaths
-    from flowledger.diagnose import agreement, balance, laws, shapes, waiting
+    from flowledger.diagnose.findings import findings
     from flowledger.ledger import compact, directory, reader, writer
 
     with reader.Ledger(path) as ledger:
-        checks = (laws, shapes, balance, waiting, agreement)
-        findings = [finding for one in checks for finding in one.check(ledger)]
+        found = findings(ledger)
     ink = writer.Writer(directory.open_run(path).part("actor", 0))
-    for finding in (*([deaths.finding(died)] if died else []), *findings):
+    for finding in (*([deaths.finding(died)] if died else []), *found):
         ink.put(finding)
     ink.close()
     if ink.failure is None:
