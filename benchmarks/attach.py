@@ -26,6 +26,7 @@ import tiny
 from flowledger.ledger.reader import Ledger
 
 TARGETS = {"steps": 0.002, "tensors": 0.01}
+WIDTH, LAYERS = 512, 6  # of the model: a step is to take a second or more
 STEP_TIME = {"trl": "step_time", "verl": "timing_s/step"}
 OWN = "SELECT sum(spent) AS spent FROM (SELECT max(value) - min(value) AS spent FROM metrics WHERE name = ? GROUP BY process)"
 
@@ -42,7 +43,7 @@ def figures(framework: str, asked: argparse.Namespace) -> dict[str, float]:
     """Seconds of a step by level, and of the recorder the share and the bytes a step."""
     taken: dict[str, list[dict[str, float]]] = {level: [] for level in ("off", *TARGETS)}
     with tempfile.TemporaryDirectory() as folder:
-        tiny.write(Path(folder))
+        tiny.write(Path(folder), width=WIDTH, layers=LAYERS)
         for number in range(asked.rounds):
             for level, several in taken.items():
                 several.append(one(framework, level, Path(folder), asked.steps, number))

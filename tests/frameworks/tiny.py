@@ -19,8 +19,8 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_)
 '''
 
 
-def write(folder: Path) -> None:
-    """All three; the same weights each time."""
+def write(folder: Path, *, width: int = 128, layers: int = 2) -> None:
+    """All three; the same weights each time. Heads are 32 wide."""
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
@@ -29,8 +29,8 @@ def write(folder: Path) -> None:
     torch.manual_seed(0)
     # vLLM's attention on a CPU wants heads of 32 or more.
     settings = Qwen2Config(
-        vocab_size=256 + len(SPECIALS), hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        intermediate_size=256, max_position_embeddings=512, tie_word_embeddings=False, pad_token_id=PAD, bos_token_id=BOS,
+        vocab_size=256 + len(SPECIALS), hidden_size=width, num_hidden_layers=layers, num_attention_heads=width // 32,
+        num_key_value_heads=2, intermediate_size=2 * width, max_position_embeddings=512, tie_word_embeddings=False, pad_token_id=PAD, bos_token_id=BOS,
         eos_token_id=EOS,
     )  # fmt: skip
     model = Qwen2ForCausalLM(settings)

@@ -78,11 +78,11 @@ class Host(Rows):
         )
         self.latest.id, self.latest.start_ns = 1, 1
 
-    def put(self, row: Any, frame: Any = None, now: int = 0) -> None:
-        self.append(row)
-
-    def stamp(self, row: Any, frame: Any, now: int) -> None:
-        row.stage = frame.stage
+    def put(self, row: Any, frame: Any = None, now: int = 0, write: bool = True) -> None:
+        if write:
+            self.append(row)
+        else:
+            row.stage = frame.stage
 
     def guard(self, work: Callable[..., Any], *args: Any) -> Any:
         return work(*args)

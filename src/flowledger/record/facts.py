@@ -36,6 +36,7 @@ class Facts:
         self._told: set[str] = set()  # metrics that come from the arguments of calls
         self._takers: dict[str, Callable[[Any, str, Frame, int], None]] = {
             "tokenizer": self._tokenizer, "model": lambda model, _of, _frame, _now: meet(model), "metric": self._number,
+            "scalar": self._scalar,
             "metrics": self._numbers, "responses": self._responses, "received_weights": self._received,
             **{name: partial(self._checkpoint, how) for name, how in _CHECKPOINTS.items()},
         }  # fmt: skip
@@ -71,6 +72,11 @@ class Facts:
     def _number(self, number: Any, of: str, frame: Frame, now: int) -> None:
         self._told.add(of)
         self._metric(of, number, frame, now)
+
+    def _scalar(self, number: Any, of: str, frame: Frame, now: int) -> None:
+        """A number that stands on a device as likely as not: reading it waits, so only where content is read anyway."""
+        if self._observer.level == "tokens":
+            self._metric(of, number, frame, now)
 
     def _numbers(self, numbers: Mapping[str, Any], of: str, frame: Frame, now: int) -> None:
         for raw, number in numbers.items():

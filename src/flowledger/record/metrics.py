@@ -1,22 +1,23 @@
 """Numbers as rows; what JSON cannot hold goes to `special`."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from flowledger.ledger.rows import MetricRow
 
 
-def metric_rows(name: str, value: Any, weight: float | None = None, raw: str | None = None) -> Iterator[MetricRow]:
+def metric_rows(name: str, value: Any, weight: float | None = None, raw: str | None = None) -> Iterable[MetricRow]:
     """One row for a number, one for each element of a tensor or a sequence; text and the like give none.
 
     `raw`: what the job that is recorded calls it, where that is another name.
     """
-    if hasattr(value, "tolist"):
+    if type(value) is not float and hasattr(value, "tolist"):
         value = value.tolist()
-    for number in value if isinstance(value, (list, tuple)) else (value,):
-        if isinstance(number, (bool, int, float)):
-            yield _row(name, raw or name, float(number), weight)
+    numbers = value if isinstance(value, (list, tuple)) else (value,)
+    return [
+        _row(name, raw or name, float(number), weight) for number in numbers if isinstance(number, (bool, int, float))
+    ]
 
 
 def _row(name: str, raw: str, number: float, weight: float | None) -> MetricRow:

@@ -50,12 +50,13 @@ class Observer:
         """Everything one side of a call (arguments: read, result: write) has to show."""
         if self.level == "steps":
             if watch.scope == "stage":
-                self._masks(frame, named)
+                self._masks(frame, {name: value for name, value in named if is_tensor(value)})
             return
-        values = {name: value for name, value in named if is_tensor(value)}
-        ragged = {name: jagged.of(value) for name, value in values.items() if _TENSORS[type(value)] == _JAGGED}
-        plain = {name: value for name, value in values.items() if name not in ragged} if ragged else values
-        masks = self._masks(frame, list(plain.items()))
+        plain = {name: value for name, value in named if is_tensor(value)}
+        ragged = {name: jagged.of(value) for name, value in plain.items() if _TENSORS[type(value)] == _JAGGED}
+        for name in ragged:
+            del plain[name]
+        masks = self._masks(frame, plain)
         failed: Exception | None = None
         for name, value in named:
             try:
@@ -115,10 +116,10 @@ class Observer:
         if self.level == "tokens" and frame.sample_ids is not None:
             self.tokens.see(frame.sample_ids, dict(columns), frame, now)
 
-    def _masks(self, frame: Frame, named: Named) -> dict[str, tuple[list[int], float | None]] | None:
+    def _masks(self, frame: Frame, named: Mapping[str, Any]) -> dict[str, tuple[list[int], float | None]] | None:
         """Shape and kept fraction of the masks of this call, its newest first."""
-        for name, value in named:
-            if name in MASKS and is_tensor(value):
+        for name in MASKS:
+            if (value := named.get(name)) is not None:
                 count, size = self._kept(value), value.numel()
                 if frame.masks is None:
                     frame.masks = {}

@@ -129,7 +129,8 @@ class Recorder:
             self._hush(True)
             around = self.guard(self._entered, watch, frame, args, kwargs, began)
             self._hush(False)
-        self._device.entered(watch, frame)
+        if self._device.awake(watch.scope):
+            self._device.entered(watch, frame)
         now = clock()
         self.own_ns += now - began
         if watch.whole:
@@ -139,7 +140,8 @@ class Recorder:
     def leave(self, watch: Watch, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Close the span of a call that returned."""
         began = clock()
-        self.edges.end_within(frame)
+        if self._here.frame is not frame:
+            self.edges.end_within(frame)
         self._hush(True)
         if watch.looks_out or frame.columns or (watch.scope == "stage" and self.level != "steps"):
             self.guard(self._left, watch, frame, args, kwargs, result, began)
@@ -215,18 +217,15 @@ class Recorder:
         """The begin of every collective that has not ended, the oldest first: who waits, for whom, since when. From any thread."""
         return self.collectives.open_spans()
 
-    def put(self, row: Row, frame: Frame, now: int) -> None:
-        """Write a row at a position."""
-        self.stamp(row, frame, now)
-        self._rows += 1
-        self._put_row(row)
-
-    def stamp(self, row: Row, frame: Frame, now: int) -> None:
-        """Say in a row when it was, on which rank and where in the step."""
+    def put(self, row: Row, frame: Frame, now: int, write: bool = True) -> None:
+        """Say in a row when it was, on which rank and where in the step, and write it, unless it is only to be said."""
         row.t_ns, row.rank, row.rank_count = now, self._rank, self._rank_count
         row.step, row.role, row.stage, row.phase = frame.step, frame.role, frame.stage or row.stage, frame.phase
         row.epoch, row.mini_batch, row.micro_batch = frame.epoch, frame.mini_batch, frame.micro_batch
         row.policy_version = frame.policy_version
+        if write:
+            self._rows += 1
+            self._put_row(row)
 
     def metric(
         self, name: str, value: Any, frame: Frame, now: int, weight: float | None = None, raw: str | None = None
@@ -316,7 +315,8 @@ class Recorder:
 
     def _finish(self, watch: Watch, frame: Frame, now: int) -> None:
         """What is written when a call ends, however it ended."""
-        self._device.left(watch, frame, now)
+        if self._device.on:
+            self._device.left(watch, frame, now)
         self._span(watch, frame, "whole" if watch.whole else "end", now)
         if watch.boundary:
             self._readings.read(frame, "end", now)

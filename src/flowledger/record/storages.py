@@ -17,6 +17,7 @@ from flowledger.record.holders import holders
 from flowledger.record.position import Frame
 
 Put = Callable[[Row, Frame, int], None]
+_SHARE, _ADVANCE_NS = 1 / 2000, 500_000_000  # of the time for searching holders, and what may be spent at once
 _SHORT = ("batch", "temporary", "activation", "kv_cache")  # kinds whose overstaying is worth a row
 
 
@@ -58,6 +59,8 @@ class Lives:
         self._alive: dict[int, Life] = {}
         self.dead: deque[tuple[Life, int, Frame]] = deque()
         self._next = 0
+        self._holder_of: dict[str, str] = {}  # what held a tensor of that name when it was looked for last
+        self._credit, self._counted = float(_ADVANCE_NS), time.monotonic_ns()  # nanoseconds to search in
 
     def new_number(self) -> int:
         self._next += 1
@@ -123,11 +126,24 @@ class Lives:
     def look_for_holders(self, frame: Frame) -> None:
         """Write which storages are still alive after their release, and who holds them."""
         overdue = list(self._overdue(frame))
-        found = holders(life.pointer for life in overdue) if overdue else {}
+        found = self._search(overdue) if overdue else {}
         for life in overdue:
             who = found.get(life.pointer) or ("autograd graph" if life.graph else "unknown")
             row = StorageRow(storage=life.id, event="held", bytes=life.bytes, kind=life.kind, holder=who)
             self._put(row, frame, time.monotonic_ns())
+
+    def _search(self, overdue: list[Life]) -> dict[int, str]:
+        """Who holds them; where a search cannot be paid for, whoever held one of the same name before."""
+        began = time.monotonic_ns()
+        self._credit = min(_ADVANCE_NS, self._credit + (began - self._counted) * _SHARE)
+        self._counted = began
+        if self._credit <= 0:
+            known = self._holder_of
+            return {life.pointer: known[life.name] for life in overdue if life.name in known}
+        found = holders(life.pointer for life in overdue)
+        self._credit -= time.monotonic_ns() - began
+        self._holder_of |= {life.name: found[life.pointer] for life in overdue if life.pointer in found}
+        return found
 
     def close(self) -> None:
         """Write what is known of the storages that outlive the recording."""

@@ -81,9 +81,10 @@ class Tokens:
             self._sample(sample, _joined(values_of), self._width, frame, now)
 
     def see_ragged(self, ids: Sequence[str], values: Mapping[str, Jagged], frame: Frame, now: int) -> None:
-        """The same of tensors whose rows have their own lengths: a position counts columns of the sample itself.
+        """The same of tensors whose rows have their own lengths.
 
-        What a model says at each column of the whole sequence speaks of the next token, and is left out.
+        A token stands in the column that a padded form of its sample had for it; where none was seen, columns count within
+        the sample. What a model says at each column of the whole sequence speaks of the next token, and is left out.
         """
         rows = [(index, sample) for index, sample in enumerate(ids) if sample in self._chosen]
         whole = values.get("full_sequence")
@@ -96,8 +97,11 @@ class Tokens:
             if name in _EXTRA or one.lengths != whole.lengths
         }
         for index, sample in rows:
-            values_of = {name: rows_of[index].tolist() for name, rows_of in parts.items()}
-            self._sample(sample, values_of, whole.lengths[index], frame, now)
+            at = self._valid.get(sample, [])
+            if len(at) != whole.lengths[index]:
+                at = list(range(whole.lengths[index]))
+            values_of = {name: _padded(rows_of[index].tolist(), at) for name, rows_of in parts.items()}
+            self._sample(sample, values_of, at[-1] + 1 if at else 0, frame, now)
 
     def _sample(self, sample: str, values: dict[str, list[Any]], width: int, frame: Frame, now: int) -> None:
         if "full_sequence" in values:
@@ -139,6 +143,14 @@ class Tokens:
         """Its text; a token that is only a part of a character is spelled as the vocabulary spells it."""
         text = str(self.tokenizer.decode([token]))
         return str(self.tokenizer.convert_ids_to_tokens(token)) if "\ufffd" in text else text
+
+
+def _padded(row: list[Any], at: Sequence[int]) -> list[Any]:
+    """A row whose last element stands in the last of these columns, with nothing in the columns between them."""
+    padded: list[Any] = [None] * (at[-1] + 1 if at else 0)
+    for column, value in zip(at[len(at) - len(row) :], row, strict=True):
+        padded[column] = value
+    return padded
 
 
 def _joined(row: dict[str, list[Any]]) -> dict[str, list[Any]]:

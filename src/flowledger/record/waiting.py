@@ -26,8 +26,7 @@ class Host(Protocol):
 
     latest: Frame
 
-    def put(self, row: Row, frame: Frame, now: int) -> None: ...
-    def stamp(self, row: Row, frame: Frame, now: int) -> None: ...
+    def put(self, row: Row, frame: Frame, now: int, write: bool = True) -> None: ...
     def guard(self, work: Callable[..., Any], *args: Any) -> Any: ...
 
 
@@ -106,7 +105,7 @@ class Waiting:
     def _begin_of(self, opened: Opened) -> SpanRow:
         row: SpanRow = opened.row.__copy__()  # type: ignore[attr-defined]  # twice as quick as copy.copy
         row.event, row.end_ns, row.latency_ms = "begin", None, None
-        self._host.stamp(row, opened.frame, row.start_ns)
+        self._host.put(row, opened.frame, row.start_ns, False)
         return row
 
 

@@ -7,7 +7,8 @@ call ends that step), `@micro_batch` (which one this is, where the order of call
 `@sessions`, `@sample_keys` (whose rows these are, see `lineage`), `@tags` (what is noted beside these), `@versions` (of the
 weights that sampled each), `@received_weights` (names and tensors), `@written_checkpoint`, `@restored_checkpoint` (a folder),
 `@policy_version`, `@tokenizer`, `@component_names`, `@dropped_reason`, `@model` (a module whose forward passes are worth
-watching), `@metric:NAME` (a number), `@metrics` (many of them by name), `@metrics:TABLE` (by names that a table of
+watching), `@metric:NAME` (a number), `@scalar:NAME` (one that is read at level
+`tokens` alone), `@metrics` (many of them by name), `@metrics:TABLE` (by names that a table of
 `tables/metric_names.toml` knows), `@bind:SYMBOL` (the size that a symbol of dimensions stands for), `@token:COLUMN` (a value
 for each token). Where samples have no names: `@new_samples` (a batch of so many is about to be made), `@samples` (a batch of
 them in that order), `@samples_made:KEY,KEY` (a dictionary of what they became; by these entries a row is known again),
@@ -39,7 +40,8 @@ class Watch:
     def __init__(self, probe: Probe, function: Function, level: str) -> None:
         self.probe, self.scope = probe, probe.scope
         self.whole = probe.scope in _WHOLE
-        self.boundary = probe.scope in ("step", "stage") or probe.phase is not None  # memory is read here
+        # Memory is read here.
+        self.boundary = probe.scope in ("step", "stage") or (probe.phase is not None and level != "steps")
         own = probe.target.rpartition(":")[2].rpartition(".")[2]
         named = {"step": "step", "stage": probe.stage or own}
         self.name = named.get(probe.scope) or probe.phase or own
@@ -133,7 +135,12 @@ def pick(paths: list[tuple[Path, str]], source: Any, given: Any = None) -> Named
     """What the paths lead to, None and what is not there left out. Paths from `args` start at `given`."""
     found = []
     for path, name in paths:
-        value = _follow(given, path[1:]) if path and path[0] == "args" and given is not None else _follow(source, path)
+        if len(path) == 1 and type(source) is dict:  # what most paths are: a parameter by its name
+            value = source.get(path[0])
+        elif path and path[0] == "args" and given is not None:
+            value = _follow(given, path[1:])
+        else:
+            value = _follow(source, path)
         if value is not _MISSING and value is not None:
             found.append((name, value))
     return found

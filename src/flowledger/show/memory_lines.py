@@ -45,6 +45,13 @@ def peak_and_estimates(table: Table, screen: Console, _columns: Sequence[Column]
         )
     if not watched:
         screen.print("not taken apart further: no operator was watched in this step (record.ops_every)", style="dim")
+    counted = table.summary.get("counted")
+    if counted:
+        on = f" of rank {counted['rank']}" if several else ""
+        screen.print(
+            f"counted by the device{on}: at most {human_bytes(counted['peak_since_stage'])} allocated and "
+            f"{human_bytes(counted['reserved_peak_since_stage'])} reserved, in {place(counted).plain} of step {counted['step']}"
+        )
     reading = table.summary.get("allocator")
     if reading and reading["reserved"] is not None:
         spare = human_bytes(reading["reserved"] - reading["allocated"])

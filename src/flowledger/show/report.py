@@ -97,12 +97,15 @@ def _as_html(fill: Callable[[Console], None]) -> str:
 
 
 def conclude(ledger: Ledger, screen: Console) -> None:
-    """The findings in a line each where they are not a pass, the recorder's own cost, and where to look next."""
+    """The laws that do not hold and what was found in a line each, the recorder's own cost, and where to look next.
+
+    What could not be checked beside the laws is counted only: `diagnose` says of each what it lacks.
+    """
     findings = ledger.rows(
         "SELECT id, \"order\", verdict, message, needs FROM findings WHERE source <> 'plan' ORDER BY position, id"
     )
     for row in findings:
-        if row["verdict"] != "pass":
+        if row["verdict"] in ("warn", "fail") or (row["verdict"] == "skipped" and row["order"] == "laws"):
             needs = f" (needs {', '.join(row['needs'])})" if row["needs"] else ""
             screen.print(f"{row['verdict']}: {row['message']}{needs}", markup=False)
     laws = _counted([row["verdict"] for row in findings if row["order"] == "laws"], LAWS)

@@ -12,10 +12,11 @@ from flowledger.record.position import Frame
 from flowledger.record.watch import Watch
 
 Put = Callable[[Row, Frame, int], None]
+_LOOKED_AT = ("step", "stage", "epoch", "mini_batch")
 
 
 class Device:
-    """The GPU of one recorder, asked for anew at each call: nothing happens before the job works on one.
+    """The GPU of one recorder: nothing happens before the job works on one.
 
     `guard` runs a function and turns what it raises into a row. `history`: how many allocations the allocator is to remember
     for the case that memory runs out; 0: none.
@@ -26,11 +27,18 @@ class Device:
         memory: DeviceMemory | None = None,
     ) -> None:  # fmt: skip
         self.memory = memory or DeviceMemory(guard)
+        self.on = False  # whether the process worked on a GPU when it was looked at last
         self._guard = guard
         self._spans = DeviceSpans(put, self.memory.in_use)
         self._shortages = OutOfMemory(
             put, self.memory, lambda: addresses(observer.layers, observer.lives), guard, history=history, who=who
         )
+
+    def awake(self, scope: str) -> bool:
+        """Whether there is a GPU to watch, looked at anew when something begins that is no single pass."""
+        if scope in _LOOKED_AT:
+            self.on = self.memory.there()
+        return self.on
 
     def entered(self, watch: Watch, frame: Frame) -> None:
         """A call begins."""
