@@ -1,7 +1,7 @@
 """What a snapshot of torch's allocator holds: every block that is alive, by kind of memory and by the stage that made it.
 
 A block is of the kind of the storage that is known to lie in it. Of the others the Python frames that made it say what it
-is (`FRAMES`), and where they say nothing it is temporary: backward allocates from threads that have no frames. When a block was made stands in the
+is (tables/frames.toml), and where they say nothing it is temporary: backward allocates from threads that have no frames. When a block was made stands in the
 allocator's history, which is a ring: what was made before its oldest entry has no stage. (Format: `torch.cuda.memory._snapshot`,
 torch 2.13; times are microseconds of the wall clock.)
 """
@@ -10,20 +10,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-# Part of a file's name, part of a function's name, kind. The innermost frame that matches decides, and of its rows the first.
-FRAMES: tuple[tuple[str, str, str], ...] = (
-    ("torch/optim/", "_init_group", "optimizer"),  # torch makes moments there, and nothing else
-    ("vllm/", "allocate_kv_cache", "kv_cache"),  # v1/worker
-    ("sglang/srt/mem_cache/memory_pool.py", "_create_buffers", "kv_cache"),
-    ("transformers/cache_utils.py", "", "kv_cache"),
-    ("torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py", "", "comm_buffer"),
-    ("torch/distributed/fsdp/_fully_shard/_fsdp_param.py", "all_gather", "comm_buffer"),
-    ("torch/distributed/fsdp/_flat_param.py", "_alloc", "comm_buffer"),
-    ("torch/distributed/distributed_c10d.py", "", "comm_buffer"),
-    ("torch/distributed/_functional_collectives.py", "", "comm_buffer"),
-    ("weight_transfer.py", "", "comm_buffer"),  # verl's buckets of the weight sync
-    ("verl/checkpoint_engine/", "", "comm_buffer"),
-)
+from flowledger.tables.frames import kind_of
+
 _FORWARD = ("torch/nn/modules/module.py", "_call_impl")
 _ALIVE = "active_allocated"
 
@@ -55,8 +43,8 @@ def held(snapshot: Mapping[str, Any], device: int, known: Mapping[int, str], mom
         when, frames = born.get(block["address"]), block.get("frames") or ()
         at = bisect_right(times, when) - 1 if when is not None else -1
         stage = moments[at].stage if at >= 0 else None
-        kind = kinds.get(block["address"]) or _kind(frames, stage)
-        key = kind, stage, _place(frames)
+        kind = kinds.get(block["address"]) or kind_by_frames(frames, stage)
+        key = kind, stage, place_of(frames)
         size, count = sums.get(key, (0, 0))
         sums[key] = size + int(block["size"]), count + 1
     found = [Held(*key, bytes=size, blocks=count) for key, (size, count) in sums.items()]
@@ -92,17 +80,17 @@ def _births(snapshot: Mapping[str, Any], device: int) -> dict[int, int]:
     return {entry["addr"]: entry["time_us"] for entry in entries if entry["action"] == "alloc" and "time_us" in entry}
 
 
-def _kind(frames: Sequence[Mapping[str, Any]], stage: str | None) -> str:
-    for frame in frames:
-        for file, function, kind in FRAMES:
-            if file in frame["filename"] and function in frame["name"]:
-                return kind
+def kind_by_frames(frames: Sequence[Mapping[str, Any]], stage: str | None) -> str:
+    """What frames say; of a module that is called where a model is trained, activation; else temporary."""
+    found = kind_of(frames)
+    if found is not None:
+        return found
     forward = any(frame["filename"].endswith(_FORWARD[0]) and frame["name"] == _FORWARD[1] for frame in frames)
     trains = stage is None or stage.startswith("update_")
     return "activation" if forward and trains else "temporary"
 
 
-def _place(frames: Sequence[Mapping[str, Any]]) -> str | None:
+def place_of(frames: Sequence[Mapping[str, Any]]) -> str | None:
     """Where it was asked for, in the words of a traceback; torch's own lines only where there are no others."""
     for frame in frames:
         if "/torch/" not in frame["filename"] and frame["filename"] not in ("??", ""):

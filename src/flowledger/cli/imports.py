@@ -1,0 +1,96 @@
+"""The verb `import`: what people already have (logs, dumps, exports, traces) as a run."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowledger.cli.options import Json
+
+if TYPE_CHECKING:
+    from flowledger.record.importers.imported import Summary
+
+SourcesArgument = Annotated[
+    list[Path],
+    typer.Argument(metavar="SOURCE…", help="logs, dumps, exports, traces of one run, or directories of them"),
+]
+MOST_FILES = 6  # named in the summary; the others are counted
+
+
+def import_(
+    sources: SourcesArgument,
+    out: Annotated[Path, typer.Option("-o", metavar="RUN", help="directory of the run that is made")],
+    format: Annotated[
+        str | None, typer.Option("--format", metavar="NAME", help="what the files are, where it is not seen from them")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Turn logs, dumps, exports and traces of a run into a ledger; nothing in them is ever executed.
+
+    Exit codes: 0 a run was made, 2 nothing in the sources can be read.
+    """
+    from flowledger.show import plain
+
+    summary = imported(sources, out, format=format)
+    if json:
+        print(plain.as_json("import", summary.run, [], **document(summary)))
+    else:
+        print("\n".join(lines(summary)))
+
+
+def imported(sources: Sequence[Path], into: Path, *, format: str | None = None) -> "Summary":
+    """Read files and directories of one run into a new run at `into`, for any verb that takes a log where a run is asked.
+
+    Raises BadInput where there is nothing to read, or `into` is taken.
+    """
+    from flowledger.record.importers.imported import import_into
+
+    return import_into([Path(source) for source in sources], Path(into), form=format)
+
+
+def document(summary: "Summary") -> dict[str, Any]:
+    """What an import came to, as JSON has it."""
+    notes = summary.notes
+    return {
+        "path": str(summary.path), "framework": notes.framework, "framework_version": notes.framework_version,
+        "tables": summary.rows, "formats": summary.files,
+        "steps": {"first": summary.first_step, "last": summary.last_step, "count": summary.steps},
+        "resumed": [{"after": last, "back_to": back} for last, back in summary.resumed],
+        "repeated": summary.repeated, "skipped": notes.skipped, "skipped_at": notes.examples, "remarks": notes.remarks,
+        "passed_over": notes.passed_over,
+        "configuration": bool(notes.config), "command": notes.command,
+    }  # fmt: skip
+
+
+def lines(summary: "Summary") -> Iterator[str]:
+    """The same for people."""
+    notes = summary.notes
+    files = sum(len(found) for found in summary.files.values())
+    of = f" of {notes.framework}" if notes.framework else ""
+    yield f"{summary.path}: {files} {'file' if files == 1 else 'files'}{of}, {_steps(summary)}"
+    for form, found in summary.files.items():
+        more = f" and {len(found) - MOST_FILES} more" if len(found) > MOST_FILES else ""
+        yield f"  {form}: {', '.join(found[:MOST_FILES])}{more}"
+    told = ", ".join(f"{rows:,} {table}" for table, rows in summary.rows.items())
+    yield f"  rows: {told or 'none'}"
+    if notes.config:
+        yield "  configuration: as the log prints it, in the manifest"
+    for last, back in summary.resumed:
+        yield f"  resumed: from step {last} back to step {back}; what came later counts"
+    if summary.repeated:
+        yield f"  said twice: {summary.repeated:,} numbers, of which the first source counts"
+    yield from (f"  note: {remark}" for remark in notes.remarks)
+    for reason, count in notes.skipped.items():
+        yield f"  skipped {count:,}x: {reason}"
+    yield from (f"    {place}" for place in notes.examples)
+    if others := notes.passed_over:
+        yield f"  passed over: {len(others):,} other files, such as {', '.join(others[:MOST_FILES])}"
+    yield f"look at it with: flowledger show {summary.path} metrics, or flowledger diagnose {summary.path}"
+
+
+def _steps(summary: "Summary") -> str:
+    if not summary.steps:
+        return "no steps"
+    span = f"step {summary.first_step}" if summary.steps == 1 else f"steps {summary.first_step} to {summary.last_step}"
+    return f"{span} ({summary.steps:,})" if summary.steps > 1 else span

@@ -1,0 +1,22 @@
+"""The rank and the step that a file's path names, for formats that say neither inside."""
+
+import re
+from pathlib import Path
+
+_RANK = re.compile(r"(?<![a-z])(?:global_?)?rank[-_.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_STEP = re.compile(r"(?<![a-z])(?:global_?)?step[-_.=]?(\d{1,12})(?!\d)", re.IGNORECASE)
+
+
+def rank_in(path: Path) -> int | None:
+    """`torch_memory_rank3_pid17.pickle`, `rank-3.trace.json`, `rank_3/…`: 3. The last part that names one counts."""
+    return _last(_RANK, path)
+
+
+def step_in(path: Path) -> int | None:
+    """`…/step12/…`: 12."""
+    return _last(_STEP, path)
+
+
+def _last(pattern: re.Pattern[str], path: Path) -> int | None:
+    found = pattern.findall("/".join(path.parts[-4:]))
+    return int(found[-1]) if found else None
