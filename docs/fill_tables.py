@@ -107,6 +107,26 @@ def metric_table(zh: bool) -> str:
     )  # fmt: skip
 
 
+def metric_sources(zh: bool) -> str:
+    head = (
+        ("指标", "由哪些行得出", "各 rank 合并", "健康范围") if zh else ("metric", "made of", "over ranks", "healthy")
+    )
+    return table(
+        head,
+        (
+            (
+                f"`{row.name}`",
+                ("记录或导入" if zh else "recorded or imported")
+                if row.sources == ("metrics.value",)
+                else code(row.sources),
+                row.over_ranks,
+                f"{row.healthy[0]:g} … {row.healthy[1]:g}" if row.healthy else "",
+            )
+            for row in metrics().values()
+        ),
+    )
+
+
 def algorithm_rows(what: str, zh: bool) -> str:
     """All algorithms of one sort; what there is to know beyond is said by `flowledger explain`."""
     head = ("名称", "用途", "公式", "粒度", "需要", "来源") if zh else ("name", "what it is for", "formula", "works per", "needs", "source")  # fmt: skip
@@ -274,6 +294,7 @@ TABLES: dict[str, Callable[[bool], str]] = {
     "stages": stage_table,
     "tensors": tensor_table,
     "metrics": metric_table,
+    "metric_sources": metric_sources,
 }
 
 

@@ -15,7 +15,7 @@ from flowledger.ledger.manifest import Manifest
 from flowledger.ledger.reader import Ledger
 from flowledger.ledger.rows import MemoryRow, TensorRow
 from flowledger.ledger.writer import Writer
-from flowledger.show import plain, terminal
+from flowledger.show import metric_lines, plain, terminal
 from flowledger.show.tables import TABLES, table
 from flowledger.show.words import human_bytes, human_shape, visible
 from tests.ledger.synthetic import BINDINGS, slow_run, synthetic_run
@@ -156,7 +156,7 @@ def test_words_for_people() -> None:
     assert [human_bytes(size) for size in sizes] == ["0", "523", "1.0K", "1.0K", "10K", "1.0M", "3.0G", "-2.0K"]
     assert human_shape([4, 32], [4, 24]) == "[4, 24..32]" and human_shape([]) == "[]"
     assert visible("a b\n\x1b[31m") == "a␣b⏎�[31m"
-    assert terminal.spark([0.0, None, 1.0]) == "▁×█"
+    assert metric_lines.spark([0.0, None, 1.0]) == "▁×█"
 
 
 def several_ranks(path: Path) -> Path:
@@ -249,3 +249,19 @@ def test_a_query_names_its_columns_however_many(rows: int) -> None:
 )
 def test_a_list_of_ranks_is_counted_as_it_is_written(ranks: list[int], count: int) -> None:
     assert count_of(spans(ranks)) == (None if "…" in spans(ranks) else count)
+
+
+def test_the_peaks_that_a_device_counts_are_told_with_their_stage(tmp_path: Path) -> None:
+    book = create(tmp_path / "counted", Manifest(run="counted"))
+    ink = Writer(book.part("actor", 0))
+    for step, stage, allocated, reserved in ((0, "rollout", 2 << 30, 5 << 30), (1, "update_actor", 3 << 30, 4 << 30)):
+        ink.put(
+            MemoryRow(
+                step=step, stage=stage, instant="end", kind="total", allocated=1 << 30, reserved=2 << 30,
+                peak_since_stage=allocated, reserved_peak_since_stage=reserved,
+            )
+        )  # fmt: skip
+    ink.close()
+    with Ledger(book.path) as ledger:
+        told = drawn(ledger, "memory")
+    assert "counted by the device: at most 3.0G allocated and 4.0G reserved, in update_actor of step 1" in told

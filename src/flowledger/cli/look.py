@@ -3,13 +3,17 @@
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flowledger.cli.options import Json, RunArgument
 from flowledger.cli.plan import Assume, Framework, Gpu, ModelOption, Overrides, read_source
 from flowledger.flow.errors import BadInput
+
+if TYPE_CHECKING:
+    from flowledger.ledger.reader import Ledger
+    from flowledger.show.columns import Table
 
 
 class Language(StrEnum):
@@ -45,6 +49,8 @@ def show(
             made = mesh.mesh_table(ledger, step=step, stage=stage, question=question)
         else:
             made = tables.table(ledger, table, step=step, stage=stage)
+        if table == "metrics":
+            made = _beside(made, ledger, step)
         _warn_torn(ledger)
     if question.named and table != "mesh":
         raise BadInput(f"--{next(iter(question.named))} asks who holds it: flowledger show {run} mesh")
@@ -55,6 +61,18 @@ def show(
         print(plain.table_csv(made), end="")
     else:
         terminal.draw(made, terminal.console(), wide=wide)
+
+
+def _beside(made: "Table", ledger: "Ledger", step: int | None) -> "Table":
+    """The table of metrics with the recomputed ones."""
+    from flowledger.diagnose import agreement
+    from flowledger.diagnose.measures import series_of
+    from flowledger.show import tables
+
+    series = series_of(ledger)
+    numbers = {name: series.made.by_step(name) for name in series.recomputed}
+    asked = {name: {at: x for at, x in steps.items() if step in (None, at)} for name, steps in numbers.items()}
+    return tables.beside(made, asked, agreement.differing(ledger))
 
 
 def sample(

@@ -86,10 +86,11 @@ def _attached(settings: "RunConfig", world: "World", recorded: Recorded, *, quie
     from flowledger.record.place import Place
     from flowledger.record.recorder import Recorder
     from flowledger.run import loop
+    from flowledger.run.device import called
 
     book, ranks = recorded.book, world.ranks
     assert book is not None
-    part = book.part("actor", ranks.rank, coordinates=_coordinates(ranks), device=str(ranks.device))
+    part = book.part("actor", ranks.rank, coordinates=_coordinates(ranks), device=called(ranks.device))
     recorded.ink = ink = Writer(part, capacity=settings.record.queue_rows)
     recorder = Recorder(
         ink, level=settings.record.level, rank=ranks.rank, rank_count=ranks.size, bindings=world.bindings,

@@ -1,22 +1,45 @@
 """What two places say of the same thing, in the run of a framework: weights sent and received, its numbers and ours."""
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
-from flowledger.diagnose.missing import WHOLE
+from flowledger.diagnose.measures import micro_batches
+from flowledger.diagnose.measures.series import series_of
 from flowledger.ledger.reader import Ledger
 from flowledger.ledger.rows import FindingRow
+from flowledger.tables.metrics import find
 
-FRAMEWORKS = ("verl", "trl")  # whose metrics they make themselves
-TOLERANCE = 1e-4  # relative: frameworks average in float32, and some of them over means
+OWN = "flowledger"
+FRAMEWORKS = ("verl", "trl", OWN)  # whose metrics mean what the table says; another loop may call something else so
+TOLERANCE = 1e-4  # relative: metrics are made in float32, and some of them are means over means
 WHOLE_CHECKSUM = 1 << 32
-# Metric -> the same from what was recorded of each sample.
-RECOMPUTED = {
-    "reward/mean": "avg(reward)", "reward/max": "max(reward)", "reward/min": "min(reward)",
-    "response_length/mean": "avg(response_length)", "response_length/max": "max(response_length)",
-    "response_length/min": "min(response_length)", "prompt_length/mean": "avg(prompt_length)",
-    "prompt_length/max": "max(prompt_length)",
-}  # fmt: skip
+# Metrics of the samples, and of the tokens, that are the same whoever makes them.
+OF_SAMPLES = (
+    "reward/mean", "reward/std", "reward/max", "reward/min", "reward/<component>/mean", "response_length/mean",
+    "response_length/max", "response_length/min", "prompt_length/mean", "prompt_length/max", "prompt_length/min",
+    "truncation_ratio", "abort_ratio", "dropped_ratio", "zero_variance_groups", "advantage/mean", "advantage/std",
+    "total_tokens",
+)  # fmt: skip
+OF_TOKENS = ("rollout_gap/mean", "rollout_gap/max", "ratio/max")
+# Means over tokens for us; most frameworks take the mean of means of parts, which lies between the extremes of these.
+OF_PARTS = tuple(micro_batches.PARTS)
+# What is not compared: times, as two clocks around two calls are not one number.
+
+
+class Pair(NamedTuple):
+    """A metric as it was told and as the rows give it, in one step; it may lie between `low` and `high`."""
+
+    step: int
+    name: str
+    told: float
+    low: float
+    high: float
+
+    @property
+    def agrees(self) -> bool:
+        margin = TOLERANCE * max(1.0, abs(self.low), abs(self.high))
+        inside = self.low - margin <= self.told <= self.high + margin
+        return inside or (self.told != self.told and self.low != self.low)  # nan is nan
 
 
 def check(ledger: Ledger) -> list[FindingRow]:
@@ -25,33 +48,49 @@ def check(ledger: Ledger) -> list[FindingRow]:
 
 
 def metrics_agree(ledger: Ledger) -> FindingRow | None:
-    """The framework's own metrics beside those made of the recorded samples, step by step."""
+    """The framework's own metrics beside those made of the recorded samples and tokens, step by step."""
     if ledger.directory.manifest.framework not in FRAMEWORKS:
         return None
-    listed = ", ".join(f"{formula}::DOUBLE AS {_column(name)}" for name, formula in RECOMPUTED.items())
-    ours = {row["step"]: row for row in ledger.rows(f"SELECT step, {listed} FROM samples_merged GROUP BY step")}
-    told = ledger.rows(
-        f"SELECT step, name, raw_name, value FROM metrics WHERE NOT recomputed AND value IS NOT NULL AND {WHOLE} "
-        "ORDER BY step, name"
-    )
-    each_step = {  # who tells more rarely tells means over several steps
-        name for name in RECOMPUTED if ours.keys() <= {row["step"] for row in told if row["name"] == name}
-    }
-    pairs = [
-        (row, ours[row["step"]][_column(row["name"])])
-        for row in told
-        if row["name"] in each_step and row["step"] in ours
-    ]
-    pairs = [(row, value) for row, value in pairs if value is not None]
+    pairs = list(compared(ledger))
     if not pairs:
         return None
+    rows = ledger.rows("SELECT DISTINCT name, raw_name FROM metrics WHERE NOT recomputed AND source <> 'plan'")
+    raw = {row["name"]: row["raw_name"] for row in rows}
     apart = [
-        f"step {row['step']}: {row['raw_name']} = {row['value']:.6g}, but the recorded samples give {value:.6g}"
-        for row, value in pairs
-        if abs(row["value"] - value) > TOLERANCE * max(1.0, abs(value))
+        f"step {pair.step}: {raw.get(pair.name) or pair.name} = {pair.told:.6g}, but the recorded samples give {_given(pair)}"
+        for pair in pairs
+        if not pair.agrees
     ]
     message = f"{len(pairs)} numbers of the framework, recomputed from the recorded samples"
     return _finding("metrics_agree", message, apart, "look at which samples each of them counts")
+
+
+def compared(ledger: Ledger) -> Iterator[Pair]:
+    """Every number that was told and can be recomputed from everything that there was in its step."""
+    series = series_of(ledger)
+    own = ledger.directory.manifest.framework == OWN
+    each_step = {row["step"] for row in ledger.rows("SELECT DISTINCT step FROM samples_merged WHERE step IS NOT NULL")}
+    for name in series.told:
+        row = find(name)
+        if row is None or row.name not in (*OF_SAMPLES, *OF_TOKENS, *OF_PARTS):
+            continue
+        told, made = series.recorded(name), series.made.by_step(name)
+        if not each_step.intersection(made) <= told.keys():  # who tells more rarely tells means over several steps
+            continue
+        between = micro_batches.bounds(ledger, name) if row.name in OF_PARTS and not own else {}
+        for step in sorted(made.keys() & told.keys()):
+            if series.made.is_whole(name, step):
+                yield Pair(step, name, told[step], *between.get(step, (made[step], made[step])))
+
+
+def differing(ledger: Ledger) -> set[tuple[int, str]]:
+    """(step, metric) of each number that was told otherwise than the rows give it; of a loop with words of its own, none."""
+    known = ledger.directory.manifest.framework in FRAMEWORKS
+    return {(pair.step, pair.name) for pair in compared(ledger) if not pair.agrees} if known else set()
+
+
+def _given(pair: Pair) -> str:
+    return f"{pair.low:.6g}" if pair.low == pair.high else f"{pair.low:.6g} to {pair.high:.6g}"
 
 
 def weights_arrived(ledger: Ledger) -> FindingRow | None:
@@ -100,7 +139,3 @@ def _finding(name: str, message: str, apart: list[str], next_step: str) -> Findi
         id=name, verdict="warn", severity="warning", message=f"{message}: {len(apart)} differ; {apart[0]}",
         evidence=apart, next_step=next_step,
     )  # fmt: skip
-
-
-def _column(name: str) -> str:
-    return name.replace("/", "_")

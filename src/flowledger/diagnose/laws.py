@@ -89,6 +89,8 @@ def tokens_conserved(ledger: Ledger) -> Answer:
     samples = ledger.rows(f"SELECT * FROM samples_merged WHERE {WHOLE} ORDER BY step, sample_id")
     if not samples:
         return Answer(needs=("rows of `samples`: record.level = tensors",))
+    if not ledger.rows("SELECT 1 FROM spans WHERE source <> 'plan' LIMIT 1"):
+        return Answer(needs=("spans of the stages: which steps came to their end (record.level = steps)",))
     complete = _complete_steps(ledger)
     config = ledger.directory.manifest.config
     every = int((config.get("actor") or {}).get("epochs", 1))
@@ -130,7 +132,7 @@ def _tokens_of_step(ledger: Ledger, step: int, samples: Rows, epochs: int) -> li
 
 def masks_nest(ledger: Ledger) -> Answer:
     """Law 3, token by token where tokens were recorded."""
-    tokens = _tokens(ledger)
+    tokens = _tokens(ledger, "coalesce(attention_mask, response_mask, loss_mask) IS NOT NULL")
     if not tokens:
         return Answer(needs=(TOKENS,))
     wrong = ledger.rows(
@@ -215,11 +217,10 @@ def identities(ledger: Ledger) -> Answer:
         f"WHERE loss_mask = 1 AND old_log_prob IS NOT NULL AND {WHOLE}"
     )
     if not tokens:
-        lacks = "a token in the loss: none of the recorded groups is" if _tokens(ledger) else TOKENS
+        lacks = "a token in the loss: none of the recorded groups is" if _tokens(ledger, "loss_mask IS NOT NULL") else TOKENS
         return Answer(needs=(lacks,))
-    config = ledger.directory.manifest.config
-    noise = NOISE.get((config.get("model") or {}).get("dtype") or _computed_in(ledger), 0.25)
-    sampling = config.get("rollout") or {}
+    noise = noise_floor(ledger)
+    sampling = ledger.directory.manifest.config.get("rollout") or {}
     same = sampling.get("top_p", 1.0) == 1.0 and sampling.get("top_k", 0) == 0
     breaches = []
     for row in tokens:
@@ -243,6 +244,12 @@ def identities(ledger: Ledger) -> Answer:
         f"sample {r['sample_id']} position {r['position']}: ratio {r['ratio']:.5f} before any update" for r in ratios
     ]
     return Answer(seen=len(tokens), breaches=tuple(breaches))
+
+
+def noise_floor(ledger: Ledger) -> float:
+    """How far two computations of the same log-prob may be apart in the dtype that the model of this run computes in, in nats."""
+    model = ledger.directory.manifest.config.get("model") or {}
+    return NOISE.get(model.get("dtype") or _computed_in(ledger), 0.25)
 
 
 def _computed_in(ledger: Ledger) -> str:
@@ -282,9 +289,9 @@ def _finding(position: int, name: str, sentence: str, answer: Answer, cut: str =
     )  # fmt: skip
 
 
-def _tokens(ledger: Ledger) -> int:
-    """Rows of tokens that are not of a step that was cut off."""
-    return int(ledger.rows(f"SELECT count(*) AS n FROM tokens_merged WHERE {WHOLE}")[0]["n"])
+def _tokens(ledger: Ledger, that: str = "true") -> int:
+    """Rows of tokens that are not of a step that was cut off, and of which something holds."""
+    return int(ledger.rows(f"SELECT count(*) AS n FROM tokens_merged WHERE {WHOLE} AND {that}")[0]["n"])
 
 
 def _complete_steps(ledger: Ledger) -> set[int]:

@@ -34,8 +34,10 @@ class Ledger:
     def __init__(self, path: Path | str, *, external_access: bool = False, only: Collection[str] | None = None):
         self.directory: RunDirectory = open_run(path)
         self.torn = 0
+        self.worked_out: dict[str, Any] = {}  # by who asks the rows for much more than once
         self.mesh = dict(self.directory.manifest.mesh)  # axis -> degree; more, where the parts' ranks stand further out
         self._connection = duckdb.connect()
+        self._connection.execute("SET enable_progress_bar = false")  # it would print into what is piped on
         self._load_processes()
         for row in ROWS:
             self._load(row, fill=only is None or row.table in only)

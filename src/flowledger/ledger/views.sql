@@ -388,18 +388,23 @@ CREATE MACRO is_share(name) AS name IN ('rollout/running', 'rollout/waiting') OR
 CREATE MACRO is_count(name) AS name IN ('rollout/engine_steps', 'rollout/prefill_tokens', 'rollout/decode_tokens', 'rollout/cached_tokens',
     'rollout/preemptions') OR starts_with(name, 'rollout/finished/');
 
+-- Every number with its step: what an engine says of itself is told of none.
+CREATE VIEW metrics_placed AS
+SELECT metrics.* FROM metrics WHERE step IS NOT NULL OR NOT starts_with(name, 'rollout/')
+UNION ALL
+SELECT metrics.* REPLACE (begun.step AS step)
+FROM metrics LEFT JOIN clocks USING (process) ASOF LEFT JOIN step_begins AS begun
+    ON metrics.run = begun.run AND metrics.source = begun.source AND metrics.t_ns + apart >= began_ns
+WHERE metrics.step IS NULL AND starts_with(name, 'rollout/');
+
 -- One number a step: the mean by weight, of a share times the processes that have one; where one has fewer decode steps than
 -- another, it runs nothing in the rest. A special value (nan, inf) wins, for it must not vanish.
 CREATE VIEW metrics_by_step AS
-WITH placed AS (
-    SELECT metrics.* REPLACE (CASE WHEN starts_with(name, 'rollout/') THEN coalesce(metrics.step, begun.step) ELSE metrics.step END AS step)
-    FROM metrics LEFT JOIN clocks USING (process) ASOF LEFT JOIN step_begins AS begun
-        ON metrics.run = begun.run AND metrics.source = begun.source AND metrics.t_ns + apart >= began_ns),
-per_process AS (
+WITH per_process AS (
     SELECT run, source, process, step, name, any_value(raw_name) AS raw_name, sum(value * coalesce(weight, 1)) AS total,
         sum(coalesce(weight, 1)) FILTER (value IS NOT NULL) AS weight, any_value(special) AS special,
         bool_and(recomputed) AS recomputed, any_value(stage) AS stage
-    FROM placed GROUP BY run, source, process, step, name)
+    FROM metrics_placed GROUP BY run, source, process, step, name)
 SELECT run, source, step, name, any_value(raw_name) AS raw_name,
     CASE WHEN count(special) = 0 THEN sum(total) / nullif(CASE WHEN is_count(name) THEN 1 WHEN is_share(name) THEN max(weight) ELSE sum(weight) END, 0) END AS value,
     any_value(special) AS special, bool_and(recomputed) AS recomputed, any_value(stage) AS stage

@@ -41,3 +41,8 @@ def chosen(asked: Asked) -> torch.device:
     device = torch.device("cuda", environment.local_rank())
     torch.cuda.set_device(device)
     return device
+
+
+def called(device: torch.device) -> str:
+    """`cpu`, or the name of a GPU, under which tables have what it can do."""
+    return device.type if device.type != "cuda" else torch.cuda.get_device_name(device)

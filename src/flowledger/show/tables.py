@@ -3,7 +3,7 @@
 A table's rows carry the ledger's own column names, so that JSON, CSV and terminal say the same.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -117,6 +117,7 @@ TABLES: dict[str, Spec] = {
         "FROM metrics_by_step",
         (
             Column("step", form="count"), Column("name"), Column("value", form="number"), Column("special"),
+            Column("recomputed_value", "recomputed", "number"), Column("differs", form="flag"),
             Column("raw_name", wide=True), Column("recomputed", form="flag", wide=True),
         ),
         section="step", has_stage=False,
@@ -175,6 +176,23 @@ def table(ledger: Ledger, name: str, *, step: int | None = None, stage: str | No
         columns = tuple(replace(one, wide=one.wide and not (several and one.name == "rank")) for one in columns)
     summary = _SUMMARIES[name](ledger, step, place[0]) if name in _SUMMARIES else {}
     return Table(name, ledger.run, columns, rows, spec.section, summary)
+
+
+def beside(table: Table, made: Mapping[str, Mapping[int, float]], apart: Collection[tuple[int, str]]) -> Table:
+    """Metrics as they were told with what the rows of the run give beside them, and those that it alone gives.
+
+    made: metric -> step -> number; apart: (step, metric) where the two are not the same.
+    """
+    left = {(step, name): number for name, steps in made.items() for step, number in steps.items()}
+    rows = []
+    for row in table.rows:
+        place = (row["step"], row["name"])
+        rows.append({**row, "recomputed_value": left.pop(place, None), "differs": place in apart})
+    rows += [
+        {"step": step, "name": name, "value": None, "special": None, "recomputed_value": number, "differs": False}
+        for (step, name), number in left.items()
+    ]
+    return replace(table, rows=sorted(rows, key=lambda row: (row["step"] is None, row["step"] or 0, row["name"])))
 
 
 def _place(name: str, spec: Spec, stage: str | None) -> tuple[str | None, str | None]:
@@ -256,8 +274,14 @@ def _memory_summary(ledger: Ledger, step: int | None, _stage: str | None) -> dic
         "ORDER BY allocated DESC LIMIT 1",
         [step, step],
     )
+    counted = ledger.rows(  # by a device's own counters, which miss nothing between two readings
+        "FROM memory_readings WHERE source <> 'plan' AND reserved_peak_since_stage IS NOT NULL AND stage IS NOT NULL "
+        "AND (?::BIGINT IS NULL OR step = ?) ORDER BY peak_since_stage DESC, t_ns LIMIT 1",
+        [step, step],
+    )
     return {
         "peak": highest,
+        "counted": counted[0] if counted else None,
         "allocator": readings[0] if readings else None,
         "estimates": [] if highest["source"] == "plan" else estimates(ledger, highest, step=step),
     }

@@ -10,17 +10,17 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from flowledger.flow.rank_classes import count_of
+from flowledger.show import metric_lines
 from flowledger.show.columns import Column, Table
 from flowledger.show.fitting import ROOMY, WRAPPED, fitted, is_cramped, print_whole, widths_of
 from flowledger.show.memory_lines import peak_and_estimates, place
-from flowledger.show.words import ABSENT, NUMERIC, harmless, human_number, human_shape, written
+from flowledger.show.words import ABSENT, NUMERIC, harmless, human_shape, written
 
 PIPED_WIDTH = 160  # columns where nobody looks: a file, a pipe
 MOST_ROWS = 400
 MOST_STEPS = 3  # sections of a step, unless a step is asked for
 ABBREVIATED = 999.5  # bytes from which a size is written with a letter
 MOST_RANKS = 8  # that a sentence names one by one
-BARS = "▁▂▃▄▅▆▇█"
 
 Row = Mapping[str, Any]
 
@@ -39,7 +39,7 @@ def draw(table: Table, screen: Console, *, wide: bool = False) -> None:
         screen.print(f"{table.name}: nothing recorded", style="dim")
         return
     if table.name == "metrics":
-        _draw_metrics(table, screen)
+        metric_lines.draw(table, screen)
         return
     rows = _latest_steps(table)
     if table.name == "memory" and not wide:  # a stage begins as the one before it ended
@@ -351,31 +351,3 @@ BENEATH: dict[str, Callable[[Table, Console, list[Column]], None]] = {
     "balance": _waits,
     "mesh": _notes,
 }
-
-
-def _draw_metrics(table: Table, screen: Console) -> None:
-    """One line a metric: how it went over the steps."""
-    series: dict[str, list[Row]] = {}
-    for row in table.rows:
-        series.setdefault(row["name"], []).append(row)
-    grid = Grid(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
-    for heading in ("metric", "steps", "first", "last", "min", "max", "course"):
-        grid.add_column(heading, justify="left" if heading in ("metric", "course") else "right", no_wrap=True)
-    for name, rows in sorted(series.items()):
-        values = [row["value"] for row in rows if row["value"] is not None]
-        ends = [row["special"] or written(row["value"], "number") for row in (rows[0], rows[-1])]
-        extremes = [human_number(min(values)), human_number(max(values))] if values else [ABSENT, ABSENT]
-        grid.add_row(Text(harmless(name)), str(len(rows)), *ends, *extremes, spark([row["value"] for row in rows]))
-    screen.print(grid)
-
-
-def spark(values: list[float | None], width: int = 24) -> str:
-    """A line of bars, low to high; `×` where there was no finite number. Long series show their last values."""
-    values = values[-width:]
-    seen = [value for value in values if value is not None]
-    if not seen:
-        return "×" * len(values)
-    low, span = min(seen), max(seen) - min(seen)
-    return "".join(
-        "×" if v is None else BARS[int((v - low) / span * (len(BARS) - 1))] if span else BARS[0] for v in values
-    )

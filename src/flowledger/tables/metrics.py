@@ -14,6 +14,7 @@ from importlib.resources import files
 from flowledger.flow.errors import BadInput, nearest
 
 LEVELS = ("e2e", "stage", "tensor", "parallel", "stability", "data")
+OVER_RANKS = ("mean", "sum", "count", "max", "min")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +26,9 @@ class Metric:
     level: str
     definition: str
     definition_zh: str
+    sources: tuple[str, ...] = ()  # table.column of the rows that it is made of
+    mission: tuple[str, ...] = ()  # words that it answers to where it was asked for
+    over_ranks: str = "mean"  # how the whole job's number is made of those of its ranks: one of OVER_RANKS
     healthy: tuple[float, float] | None = None  # low, high; both inclusive
 
     def is_healthy(self, value: float) -> bool | None:
@@ -58,6 +62,13 @@ def find(name: str) -> Metric | None:
 
 
 @lru_cache(maxsize=4096)
+def over_ranks(name: str) -> str:
+    """How ranks' numbers of a metric are joined: by the table, and as means where it does not know the name."""
+    row = find(name)
+    return "mean" if row is None else row.over_ranks
+
+
+@lru_cache(maxsize=4096)
 def canonical(table: str, raw: str) -> str:
     """The canonical name of what a framework calls `raw`, by a table of `metric_names.toml`; where none has it, `raw`."""
     for own, name in _names().get(table, {}).items():
@@ -81,7 +92,7 @@ def _words(pattern: str, name: str) -> dict[str, str] | None:
 
 
 def _row(raw: dict[str, object]) -> Metric:
-    fields = dict(raw)
+    fields = {key: tuple(value) if key in ("sources", "mission") else value for key, value in raw.items()}  # type: ignore[arg-type]  # lists
     healthy = fields.pop("healthy", None)
     if isinstance(healthy, list):
         low, high = (float(bound) for bound in healthy)
@@ -89,4 +100,6 @@ def _row(raw: dict[str, object]) -> Metric:
     row = Metric(definition_zh=fields.pop("zh"), **fields)  # type: ignore[arg-type]  # TOML, checked below
     if row.level not in LEVELS:
         raise AssertionError(f"metrics.toml: {row.name}: level {row.level!r} is none of {LEVELS}")
+    if row.over_ranks not in OVER_RANKS:
+        raise AssertionError(f"metrics.toml: {row.name}: over_ranks {row.over_ranks!r} is none of {OVER_RANKS}")
     return row

@@ -1,0 +1,91 @@
+"""Every metric that the rows of a ledger give by themselves, made when it is asked for."""
+
+from collections.abc import Iterable
+
+from flowledger.diagnose.measures import load, memory, policy, rollout_gap, samples, speed
+from flowledger.diagnose.measures.measure import Measure, Rows
+from flowledger.ledger.reader import Ledger
+from flowledger.tables.metrics import find, metrics
+
+MEASURES: tuple[Measure, ...] = (
+    *samples.MEASURES, *policy.MEASURES, *rollout_gap.MEASURES, *load.MEASURES, *memory.MEASURES,
+    *speed.MEASURES,
+)  # fmt: skip
+
+BySteps = dict[str, dict[int, float]]
+ByRanks = dict[str, dict[int, dict[int, float]]]
+
+# Steps of which the tokens of every sample that was kept were recorded with this column.
+COVERED = """
+WITH kept AS (
+    SELECT step, sample_id FROM samples_merged WHERE source <> 'plan' AND dropped_reason IS NULL AND step IS NOT NULL),
+there AS (SELECT DISTINCT sample_id FROM tokens WHERE source <> 'plan' AND {column} IS NOT NULL)
+SELECT step FROM kept LEFT JOIN there ON kept.sample_id = there.sample_id
+GROUP BY step HAVING count(there.sample_id) = count(*)
+"""
+
+
+class Recomputed:
+    """Numbers by metric, step and rank. `whole` steps are made of everything, the others of the tokens of a few groups."""
+
+    def __init__(self, ledger: Ledger, measures: Iterable[Measure] = MEASURES) -> None:
+        self._ledger = ledger
+        self.measures = tuple(measures)
+        self._by_step: BySteps = {}
+        self._by_rank: ByRanks = {}
+        self._made: set[int] = set()
+        self._whole: dict[str, set[int]] = {}
+
+    def names(self) -> set[str]:
+        """All that have a number; makes everything."""
+        for number in range(len(self.measures)):
+            self._make(number)
+        return self._by_step.keys() | self._by_rank.keys()
+
+    def by_step(self, name: str) -> dict[int, float]:
+        """The whole job's numbers."""
+        self._make_what_gives(name)
+        return self._by_step.get(name, {})
+
+    def by_rank(self, name: str) -> dict[int, dict[int, float]]:
+        """step -> rank -> number."""
+        self._make_what_gives(name)
+        return self._by_rank.get(name, {})
+
+    def is_whole(self, name: str, step: int) -> bool:
+        """Whether a number is made of all that there was in its step, not of the tokens of a few groups."""
+        return all(step in self._covered(measure.of_tokens) for measure in self.giving(name) if measure.of_tokens)
+
+    def giving(self, name: str) -> list[Measure]:
+        """The measures that make a metric."""
+        return [self.measures[number] for number in self._giving(name)]
+
+    def _giving(self, name: str) -> list[int]:
+        row = metrics().get(name) or find(name)
+        return [] if row is None else [n for n, measure in enumerate(self.measures) if row.name in measure.names]
+
+    def _make_what_gives(self, name: str) -> None:
+        for number in self._giving(name):
+            self._make(number)
+
+    def _make(self, number: int) -> None:
+        if number in self._made:
+            return
+        self._made.add(number)
+        self._take(self.measures[number].make(self._ledger))
+
+    def _take(self, rows: Rows) -> None:
+        for row in rows:
+            step, rank = row["step"], row.get("rank")
+            for name, value in row.items():
+                if name in ("step", "rank") or value is None:
+                    continue
+                if rank is None:
+                    self._by_step.setdefault(name, {})[step] = value
+                else:
+                    self._by_rank.setdefault(name, {}).setdefault(step, {})[rank] = value
+
+    def _covered(self, column: str) -> set[int]:
+        if column not in self._whole:
+            self._whole[column] = {row["step"] for row in self._ledger.rows(COVERED.format(column=column))}
+        return self._whole[column]
