@@ -1,0 +1,38 @@
+"""What an alarm sees at one step: the numbers of the job and of its ranks, and what is known of the run at any time."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Value = float | int | bool | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What a run says of itself once: its configuration, the sizes of symbols, and what was planned."""
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    planned: Mapping[str, float] = field(default_factory=dict)
+
+    def setting(self, key: str) -> Value:
+        """The setting with this dotted key; None where there is none, or it is a section."""
+        found: Any = self.config
+        for word in key.split("."):
+            if not isinstance(found, Mapping) or word not in found:
+                return None
+            found = found[word]
+        return found if isinstance(found, float | int | bool | str) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The numbers of one step."""
+
+    step: int
+    job: Mapping[str, float]
+    ranks: Mapping[str, Mapping[int, float]]
+    facts: Facts
+
+
+Evaluated = Callable[[list[Value], Moment], Value]
