@@ -113,7 +113,8 @@ def outputs(place: Path) -> list[tuple[list[str], str, str]]:
 
 def test_every_verb_of_the_readme_prints_the_headings_it_shows(outputs: list[tuple[list[str], str, str]]) -> None:
     assert {words[0] for words, _, _ in outputs} == {
-        "plan", "check", "run", "record", "show", "diff", "sample", "sql", "explain"
+        "plan", "check", "run", "record", "show", "diff", "sample", "sql", "explain", "import", "diagnose", "watch",
+        "selftest", "export",
     }  # fmt: skip
     for words, readme, real in outputs:
         assert headings(readme), f"flowledger {' '.join(words)} shows no headings"

@@ -7,11 +7,11 @@ from typing import Any
 
 import typer
 
-from flowledger.cli import diff, look, plan, record, run
+from flowledger.cli import diagnose, diff, export, imports, look, plan, record, run, selftest, watch
 from flowledger.flow.errors import BadInput
 
 VERBS = (
-    run.run, record.record, plan.plan, plan.check, diff.diff, look.show, look.sample, look.sql, look.explain, look.version,
+    run.run, record.record, imports.import_, plan.plan, plan.check, diff.diff, diagnose.diagnose, selftest.selftest, watch.watch, export.export, look.show, look.sample, look.sql, look.explain, look.version,
 )  # fmt: skip
 
 app = typer.Typer(
@@ -23,7 +23,7 @@ app = typer.Typer(
 # What is launched has options of its own: from its name on all words are its.
 CONTEXT: dict[Callable[..., None], dict[str, Any]] = {record.record: {"allow_interspersed_args": False}}
 for verb in VERBS:
-    app.command(context_settings=CONTEXT.get(verb))(verb)
+    app.command(verb.__name__.strip("_"), context_settings=CONTEXT.get(verb))(verb)
 
 
 def main() -> None:

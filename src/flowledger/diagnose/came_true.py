@@ -44,7 +44,7 @@ def course(ledger: Ledger) -> Course:
     )
     failed = ledger.rows(
         "SELECT id, verdict, stage, message FROM findings WHERE source <> 'plan' AND verdict = 'fail' "
-        "AND \"order\" IS DISTINCT FROM 'laws' ORDER BY id NOT IN ('call_failed', 'rank_died', 'hang'), t_ns LIMIT 1"
+        "AND coalesce(\"order\", '') NOT IN ('laws', 'checks', 'alarms') ORDER BY id NOT IN ('call_failed', 'rank_died', 'hang'), t_ns LIMIT 1"
     )
     return Course(
         ended=frozenset(row["stage"] for row in ended if row["stage"]),

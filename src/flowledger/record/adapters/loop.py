@@ -281,9 +281,10 @@ PROBES: tuple[Probe, ...] = (
         results={
             "loss_mat": "loss_mat",
             "kl": "kl",
-            "policy_loss": "policy_loss",
-            "kl_loss": "kl_loss",
-            "entropy_loss": "entropy_loss",
+            "loss": "@scalar:loss_term/total",
+            "policy_loss": "policy_loss & @scalar:loss_term/policy",
+            "kl_loss": "kl_loss & @scalar:loss_term/kl",
+            "entropy_loss": "entropy_loss & @scalar:loss_term/entropy",
             "ratio": "@token:ratio",
             "clipped": "@token:clipped",
             "loss_share": "@token:loss_share",

@@ -1,0 +1,62 @@
+"""What a file is, as its first bytes and keys tell, and why one cannot be read."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from flowledger.flow.errors import BadInput
+
+REPORT_KEYS = frozenset({"symptom", "measured"})  # of what somebody reports, as JSON or YAML
+READ = 1 << 16  # bytes that tell what a file is
+SHORT = 1 << 20  # bytes of a text that somebody may have written by hand
+LARGEST = 64 << 20  # bytes of a JSON document that is read whole
+
+
+def said(error: Exception) -> str:
+    """Why a source is left out. What no reader has foreseen is named by its type: the other sources go on."""
+    if isinstance(error, BadInput):
+        return str(error)
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return f"cannot be read ({type(error).__name__}: {str(error)[:160]})"
+
+
+def is_report(path: Path) -> bool:
+    """Whether a file is a report as JSON or YAML: it has keys that no configuration has."""
+    with path.open("rb") as file:
+        head = file.read(READ).decode("utf-8", "replace")
+    first = head.splitlines()[0] if head.splitlines() else ""
+    keys = set(re.findall(r'"(\w+)"\s*:', first if path.suffix == ".jsonl" else head))
+    keys |= set(re.findall(r"(?m)^(\w+):", head)) if path.suffix in (".yaml", ".yml") else set()
+    return bool(keys & REPORT_KEYS)
+
+
+def json_object(path: Path) -> Mapping[str, Any] | None:
+    """The object that a JSON file holds, where it holds one and is small enough to be a document."""
+    if path.stat().st_size > LARGEST:
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError, OSError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def is_short_text(path: Path) -> bool:
+    """Whether a file may be something that was written by hand: short, without a zero byte, and no table or dump."""
+    if not path.is_file() or path.suffix not in ("", ".txt", ".md", ".log") or path.stat().st_size > SHORT:
+        return False
+    with path.open("rb") as file:
+        return b"\0" not in file.read(READ)
+
+
+def holds_something(summary: Any) -> bool:
+    """Whether an import came to anything: rows, a configuration, or a finding that says more than what was left out."""
+    from flowledger.ledger.reader import Ledger
+
+    if summary.notes.config or any(count for table, count in summary.rows.items() if table != "findings"):
+        return True
+    with Ledger(summary.path, only=("findings",)) as ledger:
+        return bool(ledger.rows("SELECT 1 FROM findings WHERE verdict <> 'skipped' LIMIT 1"))

@@ -1,0 +1,93 @@
+"""How memory follows the cut of the batch: tokens of micro-batches, what grows from one to the next, and sequence cuts."""
+
+from itertools import pairwise
+from math import prod
+from typing import Any
+
+from flowledger.diagnose.orders import changes
+from flowledger.diagnose.orders.answer import Answer, passed, warned
+from flowledger.diagnose.orders.evidence import Evidence
+from flowledger.flow.dims import parse_shape
+
+GROWS = 4  # micro-batches that must each leave more behind before memory is said to grow
+NOTEWORTHY = 0.02  # of the peak, from the first micro-batch to the last
+UNEVEN = 1.5  # largest micro-batch over the median
+
+# What was live when each micro-batch ended, or at its peak, with the tokens that it computed.
+MICRO = """
+WITH counted AS (
+    SELECT process, step, stage, coalesce(epoch, 0) AS epoch, coalesce(mini_batch, 0) AS mini_batch, micro_batch, max(tokens_computed) AS tokens FROM spans_view
+    WHERE source <> 'plan' AND micro_batch IS NOT NULL AND tokens_computed IS NOT NULL GROUP BY ALL),
+placed AS (
+    SELECT memory_readings.* REPLACE (coalesce(epoch, 0) AS epoch, coalesce(mini_batch, 0) AS mini_batch), device = 'cpu' AS on_host
+    FROM memory_readings LEFT JOIN (SELECT process, device FROM processes) USING (process)
+    WHERE source <> 'plan' AND micro_batch IS NOT NULL AND stage IS NOT NULL)
+SELECT process, rank, step, stage, epoch, mini_batch, micro_batch, any_value(tokens) AS tokens,
+    max(CASE WHEN on_host THEN known ELSE coalesce(known, peak_since_stage, allocated) END) AS peak,
+    min(CASE WHEN on_host THEN known ELSE coalesce(allocated, known) END) FILTER (instant = 'end') AS left_behind
+FROM placed LEFT JOIN counted USING (process, step, stage, epoch, mini_batch, micro_batch)
+GROUP BY process, rank, step, stage, epoch, mini_batch, micro_batch ORDER BY process, step, stage, epoch, mini_batch, micro_batch
+"""
+TOKENS = "SELECT DISTINCT tokens_computed AS n FROM spans_view WHERE source <> 'plan' AND micro_batch IS NOT NULL AND tokens_computed > 0"
+
+
+def token_counts(evidence: Evidence) -> list[int]:
+    """Tokens that a micro-batch has on one rank, as recorded, and may have by the configuration."""
+    found = {row["n"] for row in evidence.rows(TOKENS)}
+    for row in evidence.planned.shapes if evidence.planned else ():
+        dims = parse_shape(row.dims or "[]")
+        found |= {size for dim, size in zip(dims, row.local_shape or (), strict=False) if dim.text in ("T", "T_logit")}
+    prompt = changes.value_at(evidence.config, "data.max_prompt_tokens") or 0
+    response = changes.value_at(evidence.config, "rollout.max_response_tokens") or 0
+    for part in ("actor.micro_batch", "actor.log_prob_micro_batch", "ref.log_prob_micro_batch"):
+        budget, samples = (changes.value_at(evidence.config, f"{part}.{name}") for name in ("max_tokens", "samples"))
+        found |= {budget} if budget else set()
+        found |= {samples * (prompt + response), samples * response} if samples else set()
+    if not found and prompt + response:
+        found = {prompt + response}
+    cut = prod(evidence.degrees.get(axis, 1) for axis in ("cp", "sp"))
+    return sorted({int(count) for count in found if count} | {-(-int(count) // cut) for count in found if count})
+
+
+def growing(evidence: Evidence) -> Answer | None:
+    """Whether each micro-batch of an update leaves more behind than the one before: something is kept for each."""
+    series: dict[tuple[Any, ...], list[tuple[int, int]]] = {}
+    for row in evidence.rows(MICRO):
+        if row["left_behind"] is not None:
+            key = row["process"], row["step"], row["stage"], row["epoch"], row["mini_batch"]
+            series.setdefault(key, []).append((row["micro_batch"], row["left_behind"]))
+    for (_, step, stage, *_rest), points in series.items():
+        sizes = [count for _, count in points[1:]]  # the first one makes the gradients
+        steps = [after - before for before, after in pairwise(sizes)]
+        if len(steps) >= GROWS - 1 and min(steps) > 0 and sizes[-1] - sizes[0] > NOTEWORTHY * sizes[-1]:
+            each = (sizes[-1] - sizes[0]) / len(steps)
+            return Answer(
+                verdict="fail", stage=stage, step=step, confidence=0.8,
+                message=f"every micro-batch of {stage} leaves {each / 2**20:.2f} MiB more behind: something is kept for each, "
+                "such as an output with its graph",
+                evidence=tuple(f"after micro-batch {at}: {count / 2**20:.2f} MiB" for at, count in points[:10]),
+                next_step="detach what is kept of a micro-batch (metrics, outputs); flowledger show RUN lifetimes names holders",
+            )  # fmt: skip
+    return None
+
+
+def heaviest(evidence: Evidence) -> Answer | None:
+    """The micro-batch with the peak and its tokens, beside what the others have; None where tokens or memory are not known."""
+    rows = [row for row in evidence.rows(MICRO) if row["tokens"] and row["peak"]]
+    if len({row["tokens"] for row in rows}) < 2:
+        return None
+    top = max(rows, key=lambda row: row["peak"])
+    alike = [row for row in rows if row["stage"] == top["stage"]]
+    counts = sorted(row["tokens"] for row in alike)
+    median = counts[len(counts) // 2]
+    place = f"{top['stage']}, micro-batch {top['micro_batch']} (step {top['step']}, rank {top['rank']})"
+    message = f"the peak is in {place} of {top['tokens']:,} tokens; half of the micro-batches have at most {median:,}"
+    shown = [
+        f"{row['tokens']:,} tokens: {row['peak'] / 2**20:.2f} MiB" for row in sorted(alike, key=lambda row: -row["tokens"])[:5]
+    ]  # fmt: skip
+    if top["tokens"] < max(counts) or top["tokens"] <= UNEVEN * median:
+        return passed(message, *shown)
+    return warned(
+        f"{message}: the largest decides the peak", *shown, stage=top["stage"], step=top["step"], confidence=0.6,
+        fix=changes.fix("halve_token_budget", evidence.framework, evidence.config),
+    )  # fmt: skip

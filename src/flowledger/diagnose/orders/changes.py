@@ -1,0 +1,57 @@
+"""What to turn: the rows of `tables/advice.toml`, with the key that a framework has for each and the value it has now."""
+
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+
+@cache
+def _rows() -> Mapping[str, Mapping[str, Any]]:
+    text = files("flowledger.tables").joinpath("advice.toml").read_text(encoding="utf-8")
+    return {row["id"]: row for row in tomllib.loads(text)["change"]}
+
+
+def value_at(config: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path of a configuration; None where it has none."""
+    found: Any = config
+    for part in path.split("."):
+        found = found.get(part) if isinstance(found, Mapping) else None
+    return found
+
+
+def fix(change: str, framework: str, config: Mapping[str, Any], *, to: Any = None) -> dict[str, str] | None:
+    """`{"key", "from", "to"}` of a change; `to`: a value that was worked out. None where the framework has no such key, or
+    it is set so already.
+    """
+    row = _rows()[change]
+    key = row["keys"].get(framework)
+    if key is None:
+        return None
+    now = value_at(config, row["path"])
+    new = to if to is not None else _new(row, now)
+    if new is not None and new == now:
+        return None
+    name, sign, written = key.partition("=")
+    name, _, after = (name, "", "") if sign else key.partition(": ")
+    return {"key": name, "from": _plain(now), "to": _plain(to) if to is not None else written or after or _plain(new)}
+
+
+def costs(change: str, language: str) -> str:
+    """What a change is paid with."""
+    row = _rows()[change]
+    return str(row["costs" if language == "en" else "costs_zh"])
+
+
+def _new(row: Mapping[str, Any], now: Any) -> Any:
+    if "times" not in row:
+        return row["to"]
+    if isinstance(now, bool) or not isinstance(now, (int, float)):
+        return None
+    smaller = now * row["times"]
+    return max(1, int(smaller)) if isinstance(now, int) else round(smaller, 3)
+
+
+def _plain(value: Any) -> str:
+    return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,183 @@
+"""The verb `diagnose`, as a user types it: runs, logs, configurations, reports, and whatever else is fed in."""
+
+import io
+import json
+import re
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from flowledger.diagnose import findings as detecting
+from flowledger.ledger.rows import FindingRow, TokenRow
+from tests.cli.conftest import Call
+from tests.diagnose import sick
+
+ROOT = Path(__file__).parents[2]
+OOM = (
+    "Traceback (most recent call last):\n"
+    '  File "/app/verl/workers/actor/dp_actor.py", line 210, in update_policy\n'
+    "    entropy, log_prob = self._forward_micro_batch(data)\n"
+    '  File "/app/verl/utils/torch_functional.py", line 140, in entropy_from_logits\n'
+    "    pd = torch.nn.functional.softmax(logits, dim=-1)\n"
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 10.43 GiB. GPU 0 has a total capacity of 79.11 GiB of which "
+    "2.21 GiB is free. Of the allocated memory 70.10 GiB is allocated by PyTorch, and 1.10 GiB is reserved by PyTorch but unallocated.\n"
+)
+
+
+def prompt_in_the_loss() -> TokenRow:
+    return TokenRow(sample_id="0", position=0, step=0, attention_mask=1, response_mask=0, loss_mask=1)
+
+
+@pytest.fixture(autouse=True)
+def fewer_detectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that need no metrics: the others take most of the time, and are tested where they are."""
+    few = {detector.__name__.rpartition(".")[2]: detector.check for detector in sick.DETECTORS}
+    monkeypatch.setattr(detecting, "detectors", lambda: few)
+
+
+@pytest.fixture
+def sickly(tmp_path: Path) -> Path:
+    return sick.run(tmp_path / "sickly", [[prompt_in_the_loss()]], level="tokens")
+
+
+def document(call: Call, *words: object) -> dict[str, Any]:
+    code, out, err = call("diagnose", *words, "--json")
+    assert code in (0, 1), err
+    found = json.loads(out)
+    assert (found["schema"], found["verb"]) == (1, "diagnose")
+    return found
+
+
+def test_a_run_is_told_with_step_evidence_cause_and_next(call: Call, sickly: Path) -> None:
+    code, out, err = call("diagnose", sickly)
+    assert (code, err) == (0, "")
+    assert (
+        "First step that fails" in out
+        and "Shape mismatch, step 3 of 4: Then look at mask / broadcast / reshape." in out
+    )
+    assert "sample 0 position 0: attention 1, response 0, loss 1" in out
+    assert "Likeliest cause" in out and "Next" in out
+    assert "Not checked" in out and "record.level" in out
+
+
+def test_the_same_in_chinese_with_the_words_of_the_mission(call: Call, sickly: Path) -> None:
+    _, out, _ = call("diagnose", sickly, "--lang", "zh")
+    assert "第一个不通过的步骤" in out and "再看 mask / broadcast / reshape。" in out and "最可能的原因" in out
+    assert "First step" not in out
+
+
+def test_json_has_findings_in_order_and_the_summary(call: Call, sickly: Path) -> None:
+    found = document(call, sickly, "--order", "shape_mismatch")
+    assert [row["id"] for row in found["rows"]] == [
+        f"shape_mismatch.{name}" for name in ("logical", "local", "mask", "operator")
+    ]
+    row = found["rows"][2]
+    assert (row["verdict"], row["severity"], row["order"], row["position"]) == ("fail", "error", "shape_mismatch", 3)
+    summary = found["summary"]
+    assert (summary["first"], summary["verdict"], summary["fail"]) == ("shape_mismatch.mask", "fail", 1)
+    assert {one["id"] for one in summary["not_checked"]} >= {"shape_mismatch.operator"}
+    assert all(one["needs"] for one in summary["not_checked"])
+    assert found["sources"][0]["source"] == str(sickly) and not found["unread"]
+
+
+def test_only_asked_for_does_a_failure_fail(call: Call, sickly: Path) -> None:
+    """Without being asked for it does not: above."""
+    assert call("diagnose", sickly, "--order", "shape_mismatch", "--fail-on", "fail")[0] == 1
+    assert call("diagnose", sickly, "--order", "imbalance", "--fail-on", "warn")[0] == 0
+
+
+def test_a_traceback_with_its_configuration_names_tensor_and_value(call: Call, tmp_path: Path) -> None:
+    """18432 tokens (the budget of the example) * 151936 * 4 bytes = 10.43 GiB."""
+    crash = tmp_path / "crash.log"
+    crash.write_text(OOM, encoding="utf-8")
+    script = ROOT / "examples/verl_qwen3_8b_fsdp.sh"
+    found = document(call, crash, script, "--gpu", "h100-80g")
+    summary = found["summary"]
+    assert summary["orders"][0] == "oom" and summary["first"] == "oom.peak_stage"
+    assert "update_actor" in summary["shown"]
+    assert "logits [T_logit, V] in float32" in summary["cause"] and "18,432 * 151,936 * 4 bytes" in summary["cause"]
+    assert summary["change"]["key"].startswith("actor_rollout_ref.") and summary["change"]["to"]
+    assert {re.split(" of |,", one["what"])[0] for one in found["sources"]} == {"a configuration", "read as a run"}
+
+
+def test_a_setting_beside_the_configuration_counts(call: Call) -> None:
+    script = ROOT / "examples/verl_qwen3_8b_fsdp.sh"
+    found = document(call, script, "trainer.n_gpus_per_node=7")
+    assert found["summary"]["verdict"] == "fail" and found["summary"]["first"].startswith("shape_mismatch.")
+    assert found["summary"]["change"]
+
+
+def test_standard_input_is_a_source(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(OOM.encode())))
+    found = document(call, "-")
+    assert found["sources"][0]["source"] == "-" and found["summary"]["first"] == "oom.peak_stage"
+
+
+def test_a_run_that_is_well_has_no_failing_step(call: Call, tmp_path: Path) -> None:
+    fine = [
+        TokenRow(sample_id="0", position=at, step=0, attention_mask=1, response_mask=1, loss_mask=1) for at in range(3)
+    ]
+    path = sick.run(tmp_path / "well", [fine], level="tokens")
+    code, out, _ = call("diagnose", path, "--fail-on", "warn", "--order", "shape_mismatch", "--all")
+    assert code == 0 and "no step fails" in out and "First step" not in out
+
+
+# ---------------------------------------------------------------------------------------------------- what is fed in
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+WRONG = {
+    "nothing there": (lambda at: "no-such-run", "no such file"),
+    "empty": (lambda at: write(at / "empty.log", b""), "empty"),
+    "binary": (lambda at: write(at / "core.bin", bytes(range(256)) * 40), "core.bin"),
+    "python": (lambda at: write(at / "train.py", b"\x00\x01print(1)"), "train.py"),
+    "a directory of nothing": (lambda at: at, ""),
+    "a manifest that is none": (lambda at: write(at / "manifest.json", b"{]").parent, "manifest"),
+    "a newer run": (lambda at: write(at / "manifest.json", b'{"run": "x", "schema": 99}').parent, "schema 99"),
+    "a script without a launch": (lambda at: write(at / "run.sh", b"echo hello\n"), "run.sh"),
+    "a yaml of nothing": (lambda at: write(at / "x.yaml", b": : :\n- ["), "x.yaml"),
+    "a gzip that is damaged": (lambda at: write(at / "log.gz", b"\x1f\x8b\x08\x00garbage"), "log.gz"),
+    "a plan of another version": (lambda at: write(at / "plan.json", b'{"schema": 7, "verb": "plan"}'), "schema 7"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(WRONG))
+def test_what_cannot_be_read_is_a_line_and_exit_code_2(call: Call, tmp_path: Path, name: str) -> None:
+    make, said = WRONG[name]
+    code, out, err = call("diagnose", make(tmp_path))
+    assert (code, out) == (2, ""), out
+    assert said in err and "Traceback" not in err
+    assert all(line.startswith("flowledger: ") for line in err.splitlines())
+
+
+@pytest.mark.parametrize("words", [("--order", "shapes"), ("--fail-on", "error"), ("--lang", "de")])
+def test_options_that_are_none_are_told_with_those_that_are(call: Call, sickly: Path, words: tuple[str, str]) -> None:
+    code, out, err = call("diagnose", sickly, *words)
+    assert (code, out) == (2, "") and words[1] in err
+    assert any(word in err for word in ("shape_mismatch", "warn", "zh"))
+
+
+def test_only_settings_are_nothing_to_look_at(call: Call) -> None:
+    code, _, err = call("diagnose", "trainer.nnodes=2")
+    assert code == 2 and "nothing to look at" in err
+
+
+def test_one_source_that_cannot_be_read_hides_no_other(call: Call, sickly: Path, tmp_path: Path) -> None:
+    found = document(call, sickly, "no-such.log", write(tmp_path / "empty.log", b""), "--order", "shape_mismatch")
+    assert found["summary"]["first"] == "shape_mismatch.mask"
+    assert {Path(one["source"]).name: one["why"] for one in found["unread"]} == {
+        "no-such.log": "no such file or directory", "empty.log": "empty",
+    }  # fmt: skip
+
+
+def test_what_a_run_says_reaches_the_terminal_harmless(call: Call, tmp_path: Path) -> None:
+    rows = [FindingRow(id="rank_died", verdict="fail", message="rank 1 died \x1b[2J[bold]in reward[/bold]")]
+    _, out, _ = call("diagnose", sick.run(tmp_path / "run", [rows], state="crashed"))
+    assert "\x1b[2J" not in out and "[bold]in reward[/bold]" in out

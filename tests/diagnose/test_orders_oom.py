@@ -1,0 +1,235 @@
+"""OOM: an allocation is named by its tensor, the peak by stage and kind, and the change has a value."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowledger.diagnose.orders import walk
+from flowledger.diagnose.orders.allocation import tensors_of
+from flowledger.diagnose.orders.evidence import Evidence
+from flowledger.diagnose.orders.shortage import Size, said
+from flowledger.diagnose.planned import Peak, Planned, Summary
+from flowledger.ledger.rows import FindingRow, MemoryRow, Row
+from tests.diagnose import sick
+from tests.diagnose.sick import cause, first, span, verdict
+
+GIB = 1 << 30
+QWEN3_8B = {"V": 151936, "H": 4096, "L": 36, "A": 32, "K": 8, "D": 128, "F": 12288}  # its published config.json
+
+
+# ---------------------------------------------------------------------------------------------------- the error's text
+
+# As torch 2.x prints it (c10/cuda/CUDACachingAllocator.cpp), and as torch 1.x did.
+NEW = (
+    "CUDA out of memory. Tried to allocate 58.15 GiB. GPU 3 has a total capacity of 139.80 GiB of which 21.07 GiB is free. "
+    "Including non-PyTorch memory, this process has 118.72 GiB memory in use. Of the allocated memory 110.31 GiB is allocated by "
+    "PyTorch, and 5.55 GiB is reserved by PyTorch but unallocated."
+)
+OLD = "CUDA out of memory. Tried to allocate 384.00 MiB (GPU 0; 79.15 GiB total capacity; 76.49 GiB already allocated; 60.94 MiB free; 77.42 GiB reserved in total by PyTorch)"
+
+
+def test_sizes_of_an_error_are_read_as_they_are_printed() -> None:
+    new, old = said(NEW), said(OLD)
+    assert new is not None and old is not None
+    assert new.asked == Size(round(58.15 * GIB), int(0.005 * GIB) + 1)
+    assert [round(one.bytes / GIB, 2) for one in new[1:]] == [139.80, 21.07, 118.72, 110.31, 5.55]
+    assert (old.asked.bytes, round(old.free.bytes / 2**20, 2), round(old.allocated.bytes / GIB, 2)) == (
+        384 << 20,
+        60.94,
+        76.49,
+    )
+
+
+def test_a_text_without_a_failed_allocation_has_none() -> None:
+    assert said("3.5 GiB allocated, 2 GiB free") is None
+
+
+# -------------------------------------------------------------------------------------------------------- which tensor
+
+
+def printed(count: float) -> Size:
+    """A size as torch prints it: two decimals of the largest unit."""
+    unit = GIB if count >= GIB else 1 << 20
+    return Size(round(round(count / unit, 2) * unit), int(0.005 * unit) + 1)
+
+
+def test_the_logits_of_a_full_budget_are_named() -> None:
+    """32768 tokens * 151936 * 4 bytes = 18.55 GiB."""
+    best = tensors_of(Size(round(18.55 * GIB), int(0.005 * GIB)), QWEN3_8B, [32768], degrees={}, stage="update_actor")[
+        0
+    ]
+    assert (best.tensor, best.dims, best.dtype, best.sizes) == ("logits", "T_logit, V", "float32", (32768, 151936))
+    assert best.formula == "32,768 * 151,936 * 4 bytes" and "raised to float32" in best.sentence()
+
+
+@given(tokens=st.integers(4096, 120_000), width=st.sampled_from([2, 4]), copies=st.integers(1, 2))
+def test_logits_of_any_number_of_known_tokens_are_found(tokens: int, width: int, copies: int) -> None:
+    size = printed(tokens * 151936 * width * copies)
+    found = tensors_of(size, QWEN3_8B, [tokens, 12_345_678], degrees={}, stage="update_actor")
+    assert found[0].tensor == "logits" and found[0].solved is None
+    widths = {(2, 1): {2}, (2, 2): {4}, (4, 1): {4}, (4, 2): {8}}[width, copies]  # two bf16 copies are one in float32
+    assert {one.copies * {"bfloat16": 2, "float32": 4}[one.dtype] for one in found[:1]} == widths
+
+
+def test_tokens_that_nobody_knows_are_worked_out_and_said_to_be() -> None:
+    best = tensors_of(Size(round(58.15 * GIB), int(0.005 * GIB)), QWEN3_8B, [], degrees={}, stage="update_actor")[0]
+    assert best.tensor == "logits" and best.solved == round(58.15 * GIB / (151936 * 4)) == best.sizes[0]
+
+
+def test_the_embedding_and_the_cache_are_named_too() -> None:
+    embedding = tensors_of(printed(151936 * 4096 * 4), QWEN3_8B, [], degrees={}, stage="update_actor")[0]
+    assert (embedding.tensor, embedding.dims, embedding.dtype) == ("params", "V, H", "float32")
+    sizes = QWEN3_8B | {"B_slot": 64, "S_cache": 8192}
+    cache = tensors_of(printed(36 * 2 * 64 * 8 * 8192 * 128 * 2), sizes, [], degrees={}, stage="rollout")[0]
+    assert (cache.tensor, cache.dtype) == ("kv_cache", "bfloat16")
+
+
+@given(st.integers(1 << 20, 1 << 36))
+def test_what_is_named_has_the_size_that_it_is_named_for(count: int) -> None:
+    for match in tensors_of(Size(count, 1), QWEN3_8B, [4096, 16384], degrees={}, most_tokens=65536):
+        whole = {"bfloat16": 2, "float32": 4, "int64": 8, "bool": 1}[match.dtype] * match.copies
+        for size in match.sizes:
+            whole *= size
+        assert abs(whole - count) <= 2.1e-3 * count or match.solved is not None
+
+
+# ------------------------------------------------------------------------------------------------------------ evidence
+
+CONFIG = {
+    "data": {"max_prompt_tokens": 1024}, "rollout": {"max_response_tokens": 8192},
+    "actor": {"micro_batch": {"max_tokens": 32768, "samples": None}, "engine": {"logits": {"implementation": "torch"}}},
+}  # fmt: skip
+ZERO = dict.fromkeys(
+    ("param", "grad", "optimizer", "activation", "kv_cache", "comm_buffer", "temporary", "batch", "residue"), 0
+)
+
+
+def peak(stage: str, **kinds: int) -> Peak:
+    return Peak(step="later", stage=stage, ranks="all", rank=0, rank_count=8, allocated=sum(kinds.values()), instant="forward",
+                **{**ZERO, **kinds})  # fmt: skip
+
+
+PLAN = Planned(
+    run="verl", summary=Summary(framework="verl", model="Qwen3-8B", world=8, mesh={"dp": 8}), chain=[], checks=[], shapes=[],
+    rows=[peak("update_actor", param=8 * GIB, optimizer=16 * GIB, activation=20 * GIB), peak("rollout", kv_cache=40 * GIB)],
+)  # fmt: skip
+
+
+def crash(text: str, *lines: str, stage: str | None = "update_actor") -> FindingRow:
+    return FindingRow(
+        id="crash", verdict="fail", severity="critical", stage=stage, rank=3, message=text, evidence=list(lines)
+    )
+
+
+def evidence(*findings: FindingRow, planned: Planned | None = PLAN, sizes: dict[str, int] | None = None) -> Evidence:
+    made = Evidence(findings=findings, planned=planned, planned_config=CONFIG if planned else {})
+    made.__dict__["sizes"] = QWEN3_8B if sizes is None else sizes
+    return made
+
+
+def test_a_crash_names_stage_tensor_and_the_change_with_its_value() -> None:
+    met = walk.diagnose(evidence(crash(f"torch.OutOfMemoryError: {NEW.replace('58.15', '18.55')}")))
+    assert [one.order.name for one in met.walked] == ["oom"]
+    assert first(met) == "oom.peak_stage" and "update_actor on rank 3" in met.first[1].message
+    assert "logits [T_logit, V] in float32" in cause(met) and "32,768 * 151,936 * 4 bytes" in cause(met)
+    fix = met.cause[1].fix
+    assert fix is not None and fix["key"] == "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+    assert int(fix["to"]) < int(fix["from"]) == 32768
+    assert int(fix["to"]) >= 1024 + 8192  # the longest sample still has to fit
+
+
+def test_where_the_device_is_far_too_small_for_logits_they_are_not_to_be_made_whole() -> None:
+    text = NEW.replace("58.15", "18.55").replace("21.07 GiB is free", "1.07 GiB is free")
+    met = walk.diagnose(evidence(crash(f"torch.OutOfMemoryError: {text}")))
+    assert met.cause[1].fix["key"] == "actor_rollout_ref.model.use_fused_kernels"
+
+
+def test_without_a_configuration_the_frames_tell_of_logits_and_what_is_missing_is_said() -> None:
+    text = f"torch.OutOfMemoryError: {NEW}"
+    met = walk.diagnose(
+        evidence(crash(text, "frame torch_functional.py:140 in entropy_from_logits"), planned=None, sizes={})
+    )
+    assert "logits [T_logit, V]" in cause(met) and "entropy_from_logits" in cause(met)
+    assert "CONFIG" in met.cause[1].next_step and met.cause[1].confidence < 0.7
+
+
+def test_pieces_that_are_free_but_too_small_are_fragmentation() -> None:
+    text = "CUDA out of memory. Tried to allocate 1.23 GiB. Of the allocated memory 60.00 GiB is allocated by PyTorch, and 9.00 GiB is reserved by PyTorch but unallocated."
+    met = walk.diagnose(evidence(crash(text, stage=None)))
+    assert "fragmentation" in cause(met)
+    assert met.cause[1].fix == {"key": "PYTORCH_CUDA_ALLOC_CONF", "from": "", "to": "expandable_segments:True"}
+
+
+def test_a_plan_that_does_not_fit_fails_at_the_stage_of_its_peak() -> None:
+    fits = FindingRow(
+        id="memory.fits",
+        verdict="fail",
+        severity="error",
+        scope="plan",
+        stage="update_actor",
+        message="update_actor needs 96 GiB of 80",
+    )
+    met = walk.diagnose(evidence(fits))
+    assert first(met) == "oom.peak_stage"
+    assert verdict(met, "oom.by_kind") == "fail"
+    assert any("kv_cache" in line or "activation" in line for _, answer in met.steps for line in answer.evidence)
+
+
+def test_a_crash_of_which_nothing_else_is_known_is_still_an_oom() -> None:
+    met = walk.diagnose(Evidence(findings=(crash("torch.OutOfMemoryError: CUDA error: out of memory", stage=None),)))
+    assert first(met) == "oom.peak_stage" and "does not name" in cause(met)
+    assert verdict(met, "oom.dynamic_batch") == "skipped"
+
+
+# ------------------------------------------------------------------------------------------------------------- ledgers
+
+
+def readings(stage: str, **kinds: int) -> list[Row]:
+    at = {"instant": "peak", "stage": stage, "step": 1, "t_ns": 10}
+    return [MemoryRow(kind=kind, allocated=size, limit=80 * GIB, **at) for kind, size in kinds.items()]  # type: ignore[arg-type]
+
+
+def test_a_kind_above_its_plan_is_the_cause_and_has_a_change(tmp_path: Path) -> None:
+    rows = readings("update_actor", param=8 * GIB, optimizer=60 * GIB, activation=9 * GIB)
+    rows += readings("rollout", param=8 * GIB, kv_cache=30 * GIB)
+    path = sick.run(tmp_path / "run", [rows], device="cuda:0", framework="verl", config=CONFIG)
+    met = sick.told(path, planned=PLAN, order="oom")
+    assert first(met) == "oom.by_kind"
+    assert "optimizer takes 60.00 GiB in update_actor" in cause(met) and "planned are 16.00 GiB" in cause(met)
+    assert met.cause[1].fix["key"].startswith("actor_rollout_ref.actor.fsdp_config.optimizer_offload")
+    assert verdict(met, "oom.peak_stage") == "warn"  # 77 of 80 GiB: 96 %
+    assert "update_actor" in next(answer.message for step, answer in met.steps if step.name == "peak_stage")
+
+
+def test_memory_that_grows_with_each_micro_batch_is_found_and_with_the_budget_it_is_not(tmp_path: Path) -> None:
+    def passed(left: int, at: int, tokens: int, top: int) -> list[Row]:
+        place = {"stage": "update_actor", "step": 1, "epoch": 0, "mini_batch": 0, "micro_batch": at}
+        return [
+            span(10 + at, "micro_batch", at, at + 1, **{**place, "span_kind": "compute"}, tokens_computed=tokens),
+            MemoryRow(instant="end", kind="total", allocated=left, t_ns=at, peak_since_stage=top, **place),
+        ]
+
+    kept = [row for at in range(6) for row in passed((10 + at) * GIB, at, 1000, 30 * GIB)]
+    met = sick.told(sick.run(tmp_path / "kept", [kept], device="cuda:0"), order="oom")
+    assert first(met) == "oom.dynamic_batch"
+    assert "every micro-batch of update_actor leaves 1024.00 MiB more behind" in cause(met)
+
+    even = [
+        row for at in range(6) for row in passed(10 * GIB, at, 9000 if at == 2 else 3000, (40 if at == 2 else 15) * GIB)
+    ]
+    met = sick.told(sick.run(tmp_path / "even", [even], device="cuda:0"), order="oom")
+    assert first(met) is None
+    assert "micro-batch 2 (step 1, rank 0) of 9,000 tokens" in next(
+        a.message for s, a in met.steps if s.name == "dynamic_batch"
+    )
+
+
+@pytest.mark.parametrize("device", ["cpu"])
+def test_a_process_on_the_host_has_no_peak_but_what_tensors_take(tmp_path: Path, device: str) -> None:
+    row = MemoryRow(
+        instant="end", kind="total", allocated=79 * GIB, reserved=80 * GIB, stage="update_actor", step=0, limit=80 * GIB
+    )
+    met = sick.told(sick.run(tmp_path / "run", [[row]], device=device), order="oom")
+    assert first(met) is None and verdict(met, "oom.peak_stage") == "skipped"
