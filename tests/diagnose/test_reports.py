@@ -243,3 +243,66 @@ def test_whatever_is_reported_there_is_an_answer(config: dict[str, Any], symptom
     )
     assert rows and all(row.message and "{" not in row.message.split("“")[0] for row in rows)
     assert all(row.confidence is None or (math.isfinite(row.confidence) and 0 <= row.confidence <= 1) for row in rows)
+
+
+# ------------------------------------------------------------------------------------------- signs, doubt, states by stage
+
+
+@pytest.mark.parametrize(
+    ("stage", "states"),
+    [(0, 16 * 8e9), (1, 4 * 8e9 + 12 * 8e9 / 4), (2, 2 * 8e9 + 14 * 8e9 / 4), (3, 16 * 8e9 / 4)],
+)  # fmt: skip
+def test_states_on_a_gpu_are_those_of_the_zero_stage(stage: int, states: float) -> None:
+    """2 B weights, 2 B gradients, 12 B master and moments; stage 1 shards the last, 2 the last two, 3 all (ZeRO, arXiv:1910.02054)."""
+    found = facts_of(Report(model="an 8B model", hardware="4 x A100 80GB", config={"zero_stage": stage}))
+    assert found["states_gib"] == pytest.approx(states / 2**30)
+
+
+def test_unsharded_states_are_told_with_their_size() -> None:
+    # 3.2 * 16 = 51.2e9 B = 47.7 GiB for the actor, as much again for the critic
+    row = first(
+        model="a 3.2B model", hardware="4 GPUs of 80 GB", config={"algorithm": "ppo", "zero_stage": 0},
+        symptom="CUDA out of memory in PPO training",
+    )  # fmt: skip
+    assert row.id == "states_not_sharded" and "48 GiB" in row.message and "95 of 80 GiB" in row.message
+
+
+def test_a_global_batch_is_a_product() -> None:
+    # 2 * 18 * 7 = 252; the next multiple of 14 above 256 is 266
+    row = first(
+        symptom="AssertionError: train_batch_size is not equal to micro_batch * steps * world_size 256 != 2 * 18 * 7"
+    )
+    assert row.id == "batch_is_not_a_product" and row.fix == {"key": "train_batch_size", "from": "256", "to": "266"}
+
+
+@pytest.mark.parametrize(
+    ("symptom", "cause"),
+    [
+        ("Loss is NaN although the only NaN in old log-probs stands at a position with action_mask 0", "masked_nan_survives"),
+        ("Generation hangs with ZeRO-3: a rank that finishes early leaves, the others still wait for its shard", "sharded_generation_out_of_step"),
+        ("No space left on device while Ray spills", "disk_or_descriptors_used_up"),
+        ("RuntimeError: Inference tensors cannot be saved for backward", "inference_tensors_in_training"),
+        ("The KL loss is computed under torch.no_grad(), its coefficient changes nothing", "term_without_gradient"),
+    ],
+)  # fmt: skip
+def test_all_signs_of_a_row_must_stand_in_the_report(symptom: str, cause: str) -> None:
+    assert first(symptom=symptom).id == cause
+    halves = symptom[: len(symptom) // 3], "a run with " + symptom.split()[0]
+    assert all(first(symptom=half).id != cause for half in halves if half.strip() and len(half) > 12)
+
+
+def test_words_alone_are_not_told_surely_where_a_report_is_like_other_causes() -> None:
+    """`lora` beside a flat reward locates the adapter; a report that is about something else than the sync is told less surely."""
+    near = first(symptom="LoRA adapter is not synced to the rollout engine, reward stays flat", config={"lora_rank": 8})
+    assert near.id == "adapter_not_synced" and (near.confidence or 0) >= 0.7
+    rows = answer(
+        Report(
+            symptom="The reward stays flat; the judge server, LoRA and rollout were changed, and the dataset's prompts of maths were sorted by difficulty"
+        )
+    )
+    assert all((row.confidence or 0) < 0.7 for row in rows)
+
+
+def test_a_name_of_the_code_stands_in_what_is_located() -> None:
+    found = located("loss_agg_mode is not passed to compute_policy_loss")
+    assert found and found[0].id == "report_dead_setting" and "oss_agg_mode" in found[0].message

@@ -35,6 +35,18 @@ def test_four_of_five_are_told_and_none_wrongly(
     assert all(row["needs"] for row in rows if row["verdict"] == "skipped")
 
 
+def test_of_further_reports_few_are_wrong_and_none_surely(
+    bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A fifth of what was collected later: what the inputs do not decide stays open."""
+    assert bench.main(["--cases", str(ROOT / "tests/data/reports/more_cases.jsonl")]) == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    decidable = sum(figures[f"decidable_{verdict}"] for verdict in ("right", "cannot_tell", "wrong"))
+    assert figures["reports"] == 47 and decidable == 41
+    assert figures["decidable_right"] >= 0.8 * decidable and figures["wrong"] <= 2 and figures["confidently_wrong"] == 0
+    assert figures["undecidable_cannot_tell"] >= 0.8 * (47 - decidable)
+
+
 def test_without_labels_it_counts_what_is_told(
     bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,6 +1,8 @@
 """Samples that are there twice: one id for two, or one response under two ids that chance does not make."""
 
+from collections import Counter
 from collections.abc import Iterator
+from math import log
 
 from flowledger.diagnose.checks.answers import Breach, answer
 from flowledger.diagnose.checks.sequences import TOKENS, Told, told
@@ -10,7 +12,7 @@ from flowledger.ledger.rows import FindingRow
 
 SENTENCE = "each sample of a step is one of its own"
 IDS = "no two steps give a sample the same id"
-UNLIKELY = -12.0  # nats: a response that the policy had a chance below 1 in 100,000 to say
+UNLIKELY = -12.0  # nats: what happens to a step less than once in 100,000 times
 
 
 def check(ledger: Ledger) -> list[FindingRow]:
@@ -55,12 +57,14 @@ def _reused(ledger: Ledger, data: Told) -> Iterator[FindingRow]:
 
 
 def _alike(data: Told) -> Iterator[Breach]:
-    """Equal tokens with equal log-probs, of a response that nobody says twice."""
+    """Equal tokens with equal log-probs, of a response that no two of the step's samples say by chance: e^said a pair."""
     known: dict[tuple[object, ...], str] = {}
+    of_step = Counter(one.step for one in data.sequences)
     for one in data.sequences:
         own = [at for at, on in enumerate(one["response_mask"]) if on]
         said = [one["rollout_log_prob"][at] for at in own]
-        if not own or None in said or sum(said) > UNLIKELY:
+        pairs = of_step[one.step] * (of_step[one.step] - 1) / 2
+        if not own or None in said or not pairs or sum(said) + log(pairs) > UNLIKELY:
             continue
         content = (one.step, *(one["token_id"][at] for at in own), *said)
         other = known.setdefault(content, one.sample_id)

@@ -25,6 +25,7 @@ HINT = 0.31  # likeness from which a cause is named as suspected
 DISTANT, FAR = 12, 40
 UNSURE, DOUBT = 0.65, 0.7
 MOST_SHOWN = 6
+LONGEST = 20_000  # characters in which signs are looked for
 # What is asked for where no cause is even suspected, by the kind of failure that the words name.
 ASKED_BY_KIND: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("oom", ("the stage in which it died (traceback)", "how much it tried to allocate, and what was allocated and reserved")),
@@ -102,7 +103,7 @@ def _all_words() -> frozenset[str]:
 
 def _matches(names: Mapping[str, Any], said: str) -> Iterator[Match]:
     for cause in causes():
-        if not all(sign.search(said) for sign in cause.signs):
+        if not all(sign.search(said, 0, LONGEST) for sign in cause.signs):
             continue
         value = evaluate(cause.when, names)
         confidence = cause.confidence

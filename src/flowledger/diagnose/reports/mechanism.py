@@ -63,7 +63,10 @@ def _of_clause(clause: str, text: str, tails: set[str]) -> Iterator[Located]:
         match = failure.pattern.search(clause)
         if match is None or not failure.context.search(text):
             continue
-        objects = [*sorted(tail for tail in tails if tail in clause.replace("-", "_")), *_near(clause, match, failure.id == SETTING)]
+        objects = [
+            *sorted(tail for tail in tails if tail in clause.replace("-", "_")),
+            *_near(clause, match, failure.id == SETTING),
+        ]
         if not objects:
             continue
         stage = next((says for says, pattern in _table()[2] if pattern.search(clause)), "")

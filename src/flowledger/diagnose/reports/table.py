@@ -25,7 +25,9 @@ from flowledger.diagnose.reports.expression import Unknown, evaluate
 
 HOLE = re.compile(r"\{([^{}:]+)(?::([^{}]*))?\}")
 FLAGS = re.IGNORECASE | re.DOTALL
-KINDS = ("shape", "memory", "balance", "stability", "data", "hang", "weights", "objective", "engine", "waits", "layout")
+KINDS = (
+    "shape", "sizes", "memory", "balance", "stability", "data", "hang", "weights", "objective", "engine", "waits", "layout",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ def wrong_axis() -> Changes:
 
     def make(original: Function) -> Function:
         def spread(*, advantage: Tensor, mask: Tensor) -> Tensor:
-            columns = torch.arange(mask.shape[1]) % len(advantage)
+            columns = torch.arange(mask.shape[1], device=mask.device) % len(advantage)
             return advantage[columns][None, :] * mask
 
         return spread
@@ -26,7 +26,7 @@ def wrong_axis() -> Changes:
 
 def _swapped(first: int, second: int) -> Any:
     def swap(values: Tensor) -> Tensor:
-        order = torch.arange(len(values))
+        order = torch.arange(len(values), device=values.device)
         order[[first, second]] = order[[second, first]]
         return values[order]
 

@@ -105,7 +105,7 @@ def collectives_out_of_order() -> Changes:
 
     def make(original: Function) -> Function:
         def sick(*, ranks: Ranks, **given: Any) -> Any:
-            collectives.gathered(torch.zeros(2), ranks.group("world"))
+            collectives.gathered(torch.zeros(2, device=ranks.device), ranks.group("world"))
             return original(ranks=ranks, **given)
 
         return sick

@@ -25,9 +25,9 @@ def _rewarded(value: Callable[[Any, dict[str, Any]], Tensor]) -> Maker:
         def sick(**given: Any) -> Any:
             made = original(**given)
             new, mask = value(made, given), given["response_mask"]
-            last = (mask * torch.arange(mask.shape[1])).argmax(1)
+            last = (mask * torch.arange(mask.shape[1], device=mask.device)).argmax(1)
             tokens = torch.zeros_like(made.token_level_reward)
-            tokens[torch.arange(len(new)), last] = new
+            tokens[torch.arange(len(new), device=new.device), last] = new
             parts = torch.zeros_like(made.reward_components)
             parts[:, 0] = new
             return replace(made, reward=new, token_level_reward=tokens, reward_components=parts)
@@ -147,7 +147,7 @@ def greedy() -> Changes:
 
 def one_word() -> Changes:
     """The policy says one and the same token to whatever it is asked."""
-    return {SAMPLE: _drawn(lambda logits: torch.full((len(logits),), 65))}
+    return {SAMPLE: _drawn(lambda logits: torch.full((len(logits),), 65, device=logits.device))}
 
 
 def _drawn(choose: Callable[[Tensor], Tensor]) -> Maker:
@@ -168,7 +168,7 @@ def copied_across_groups() -> Changes:
         def sick(**given: Any) -> Any:
             made = original(**given)
             each = len(made.response_ids) // len(given["problems"])
-            rows = torch.arange(len(made.response_ids)) % each
+            rows = torch.arange(len(made.response_ids), device=made.response_ids.device) % each
             width = made.response_ids.shape[1]
 
             def tail(whole: Tensor) -> Tensor:

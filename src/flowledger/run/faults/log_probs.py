@@ -122,13 +122,19 @@ def retokenised() -> Changes:
 
 def positions_of_row() -> Changes:
     """Position ids run on through a packed row, from one sample into the next."""
-    return {"flowledger.run.forward:pack": results(positions=lambda ids: torch.arange(ids.numel()).view_as(ids))}
+    return {
+        "flowledger.run.forward:pack": results(
+            positions=lambda ids: torch.arange(ids.numel(), device=ids.device).view_as(ids)
+        )
+    }
 
 
 def positions_with_padding() -> Changes:
     """Position ids count the padding on the left."""
     return {
-        f"{STAGES}:rollout": results(position_ids=lambda ids: torch.arange(ids.shape[1]).expand_as(ids).contiguous())
+        f"{STAGES}:rollout": results(
+            position_ids=lambda ids: torch.arange(ids.shape[1], device=ids.device).expand_as(ids).contiguous()
+        )
     }
 
 

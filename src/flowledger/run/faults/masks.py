@@ -85,7 +85,8 @@ def end_token_masked() -> Changes:
     """The token that ends a response is not trained on, so the policy never learns to stop."""
 
     def without_end(made: Rollouts) -> Rollouts:
-        mask, columns = made.response_mask.clone(), torch.arange(made.response_mask.shape[1])
+        mask = made.response_mask.clone()
+        columns = torch.arange(mask.shape[1], device=mask.device)
         last = (mask * columns).amax(-1)
         stopped = made.finish_reason == STOP
         mask[stopped, last[stopped]] = 0

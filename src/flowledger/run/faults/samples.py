@@ -18,7 +18,8 @@ def copied_in_group() -> Changes:
 
     def make(original: Function) -> Function:
         def rollout(**given: Any) -> Any:
-            made, order = original(**given), torch.arange(len(given["sample_id"]))
+            made = original(**given)
+            order = torch.arange(len(given["sample_id"]), device=made.response_ids.device)
             order[1] = 0
             rows = {
                 one.name: value[order]
@@ -79,6 +80,6 @@ def ids_reused() -> Changes:
     """Every step names its samples as the first one did."""
 
     def first(ids: Tensor) -> Tensor:
-        return torch.arange(len(ids))
+        return torch.arange(len(ids), device=ids.device)
 
     return {"flowledger.run.stages:prompt": results(sample_id=first)}

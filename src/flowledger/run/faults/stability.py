@@ -197,8 +197,8 @@ def policy_jumps() -> Changes:
     """One update has thrown the policy far away from where it was."""
 
     def thrown(model: torch.nn.Module) -> None:
-        random = torch.Generator().manual_seed(0)
+        random = torch.Generator(device="cpu").manual_seed(0)  # the same numbers for both, and on every device
         for weight in model.parameters():
-            weight.add_(0.5 * torch.randn(weight.shape, generator=random))
+            weight.add_(0.5 * torch.randn(weight.shape, generator=random, device="cpu").to(weight.device))
 
     return {RL_STEP: _policy(thrown)}
