@@ -54,7 +54,7 @@ dynamic = st.fixed_dictionaries({"samples": st.none(), "max_tokens": st.integers
 static = st.fixed_dictionaries({"samples": st.integers(1, 2)})
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     prompts=st.sampled_from([1, 2, 4]), group=st.integers(2, 3), response=st.integers(1, 7), running=st.none() | st.integers(1, 5),
     micro=static | dynamic, epochs=st.integers(1, 2), packed=st.booleans(), checkpointing=st.booleans(), halves=st.booleans(),

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowledger.diagnose.reports.answers import answer
+from flowledger.diagnose.reports.answers import Match, _doubted, answer
 from flowledger.diagnose.reports.facts import facts_of
 from flowledger.diagnose.reports.mechanism import located
 from flowledger.diagnose.reports.read import of_mapping, read
 from flowledger.diagnose.reports.report import Report
+from flowledger.diagnose.reports.table import causes
 from flowledger.flow.errors import BadInput
 from flowledger.ledger.rows import FindingRow
 
@@ -291,16 +292,28 @@ def test_all_signs_of_a_row_must_stand_in_the_report(symptom: str, cause: str) -
     assert all(first(symptom=half).id != cause for half in halves if half.strip() and len(half) > 12)
 
 
-def test_words_alone_are_not_told_surely_where_a_report_is_like_other_causes() -> None:
-    """`lora` beside a flat reward locates the adapter; a report that is about something else than the sync is told less surely."""
-    near = first(symptom="LoRA adapter is not synced to the rollout engine, reward stays flat", config={"lora_rank": 8})
-    assert near.id == "adapter_not_synced" and (near.confidence or 0) >= 0.7
-    rows = answer(
-        Report(
-            symptom="The reward stays flat; the judge server, LoRA and rollout were changed, and the dataset's prompts of maths were sorted by difficulty"
-        )
-    )
-    assert all((row.confidence or 0) < 0.7 for row in rows)
+@pytest.mark.parametrize(("place", "factor"), [(0, 1.0), (11, 1.0), (40, 0.7), (200, 0.7)])
+def test_words_alone_are_less_sure_where_a_report_is_like_other_causes(place: int, factor: float) -> None:
+    cause = next(one for one in causes() if one.id == "checkpoint_is_stale")
+    match = Match(cause=cause, confidence=0.9, missing=frozenset(), suspected=False)
+    assert _doubted(match, {"save": True}, place).confidence == pytest.approx(0.9 * factor)
+    assert _doubted(match, {"save": True}, 20).confidence == 0.65
+    assert (
+        _doubted(match, {"save": True, "identical_steps": (1, 2)}, place) == match
+    )  # a setting or number speaks for it
+
+
+@pytest.mark.parametrize(
+    ("symptom", "name"),
+    [
+        ("KeyError: 'raw_prompt_ids' in the agent loop's postprocess", "raw_prompt_ids"),
+        ("AttributeError: 'DataProto' object has no attribute 'old_log_probs'", "old_log_probs"),
+        ("ValueError: rollout_routed_experts is required in rollout_data, the output has no such key", "rollout_routed_experts"),
+    ],
+)  # fmt: skip
+def test_a_missing_field_is_named(symptom: str, name: str) -> None:
+    row = first(symptom=symptom)
+    assert row.id == "field_missing_on_this_path" and f"`{name}`" in row.message
 
 
 def test_a_name_of_the_code_stands_in_what_is_located() -> None:

@@ -16,7 +16,7 @@ WORDS = {word for rows in table.words().values() for word in rows}
 MADE = {
     "time_by_longest", "time_by_sum", "longest_tokens", "slowest_s", "fastest_s", "allocated_first", "allocated_last",
     "fragmentation_first", "fragmentation_last", "logp_diff_first", "logp_diff_last", "residu_first", "residu_last", "temperature_not_one",
-    "top_p_below_one", "params_b", "dead_key",
+    "top_p_below_one", "params_b", "dead_key", "missing_name",
 }  # fmt: skip
 
 

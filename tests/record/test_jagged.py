@@ -68,5 +68,11 @@ def test_a_token_stands_in_the_column_that_a_padded_form_of_its_sample_had_for_i
     }
     tokens.see_ragged(["a", "b"], {name: jagged.of(value) for name, value in own.items()}, frame, 0)
     assert {(row.sample_id, row.position): row.token_id for row in written} == padded
+    written.clear()  # and so it does of a batch that is padded on the right, to its own longest row
+    right = torch.tensor([[11, 12, 13, 0, 0], [21, 22, 23, 24, 25]])
+    tokens.see(["a", "b"], {"full_sequence": right, "attention_mask": (right > 0).long()}, frame, 0)
+    assert {(row.sample_id, row.position): row.token_id for row in written} == padded
+    written.clear()
+    tokens.see_ragged(["a", "b"], {name: jagged.of(value) for name, value in own.items()}, frame, 0)
     log_probs = {(r.sample_id, r.position): r.old_log_prob for r in written if r.old_log_prob is not None}
     assert log_probs == pytest.approx({("a", 3): -0.2, ("a", 4): -0.3, ("b", 3): -1.0, ("b", 4): -2.0, ("b", 5): -3.0})

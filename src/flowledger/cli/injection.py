@@ -101,7 +101,8 @@ def train_here(fault: Fault, made: "RunConfig", path: Path) -> str:
         state = "closed"
     except BadInput as error:
         if book.book is None:
-            raise BadInput(f"fault {fault.id!r}: {error}") from None
+            named = f"fault {fault.id!r}: "
+            raise BadInput(named + str(error).removeprefix(named)) from None
         ended = str(error)
     except Exception as error:  # a sick loop may raise anything
         if book.book is None:

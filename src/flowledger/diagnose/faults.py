@@ -167,7 +167,7 @@ def chosen(faults: Sequence[Fault], only: Sequence[str], *, quick: bool) -> list
     ids = [fault.id for fault in faults]
     for name in only:
         if name not in ids:
-            raise BadInput(f"--only {name!r:.80} is no fault{nearest(name, ids)}; flowledger selftest --list shows all")
+            raise BadInput(f"{name!r:.80} is no fault{nearest(name, ids)}; flowledger selftest --list shows all")
     if only:
         return [fault for fault in faults if fault.id in only]
     return [fault for fault in faults if fault.quick and not fault.needs] if quick else list(faults)

@@ -108,7 +108,13 @@ class Tokens:
             values.pop("response_ids", None)
         mask = values.get("attention_mask")
         if mask is not None and len(mask) == width:
-            self._valid[sample] = [column for column, on in enumerate(mask) if on]
+            here = [column for column, on in enumerate(mask) if on]
+            at = self._valid.setdefault(sample, here)
+            if len(at) != len(here):
+                self._valid[sample] = here
+            elif at != here:  # the same tokens, padded otherwise
+                values = {name: _moved(row, here, at, width) for name, row in values.items()}
+                width = at[-1] + 1
         sampled = values.get("response_mask")
         if sampled is not None:
             self._own[sample] = {column + width - len(sampled) for column, on in enumerate(sampled) if on}
@@ -143,6 +149,16 @@ class Tokens:
         """Its text; a token that is only a part of a character is spelled as the vocabulary spells it."""
         text = str(self.tokenizer.decode([token]))
         return str(self.tokenizer.convert_ids_to_tokens(token)) if "\ufffd" in text else text
+
+
+def _moved(row: list[Any], here: Sequence[int], at: Sequence[int], width: int) -> list[Any]:
+    """A row that ends in column `width`, with what stands in the columns `here` moved to the columns `at`."""
+    moved: list[Any] = [None] * (at[-1] + 1)
+    shift = width - len(row)
+    for source, target in zip(here, at, strict=True):
+        if source >= shift:
+            moved[target] = row[source - shift]
+    return moved
 
 
 def _padded(row: list[Any], at: Sequence[int]) -> list[Any]:

@@ -16,9 +16,9 @@ Document = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 
 MARKS = {"fail": ("✗", "bold red"), "warn": ("!", "yellow"), "pass": ("✓", "green"), "skipped": ("·", "dim")}
-LACKING = 6  # lines of what was not checked
+LACKING = 3  # lines of what was not checked
 WELL_KNOWN, GUESSES = 0.8, 2  # from this confidence on a cause needs no guesses beside it; how many stand there else
-MOST = 8  # lines of evidence; JSON has all
+MOST, LONG = 4, 240  # lines of evidence, and signs of one; JSON has all
 LABEL = 24  # columns that the label of a block takes
 # Word -> (English, Chinese).
 WORDS: Mapping[str, tuple[str, str]] = {
@@ -228,7 +228,8 @@ def _block(
     """A label, and beside it lines that wrap; text of a run is printed as it is, never read as markup."""
     if not lines:
         return
-    shown = [Text(harmless(line), style=style) for line in lines[:most]]
+    cut = say is not None and most <= MOST  # what is quoted may be a traceback
+    shown = [Text(harmless(f"{line[:LONG]}…" if cut and len(line) > LONG else line), style=style) for line in lines[:most]]
     if len(lines) > most and say is not None:
         shown.append(Text(say("more", count=len(lines) - most), style="dim"))
     grid = Grid.grid(padding=(0, 1, 0, 0))

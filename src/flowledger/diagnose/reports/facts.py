@@ -13,6 +13,9 @@ from flowledger.diagnose.reports.machines import hardware, model
 from flowledger.diagnose.reports.report import Report, leaves
 from flowledger.diagnose.reports.series import facts_of_ranks, facts_of_runs
 
+MISSING = re.compile(
+    r"KeyError: ?['\"]?([\w.]+)|no attribute ['\"]?([\w.]+)|\b(\w+_\w+) (?:is required in|does not exist|is missing|is None)"
+)
 UNEQUAL_ONE = re.compile(r"^\s*(!=|≠|<>|not)\s*1(\.0*)?\s*$")
 BELOW_ONE = re.compile(r"^\s*<\s*1(\.0*)?\s*$")
 ABOVE_ONE = re.compile(r"^\s*>\s*1(\.0*)?\s*$")
@@ -24,6 +27,8 @@ def facts_of(report: Report) -> dict[str, Any]:
         **model(report.model), **hardware(report.hardware), **facts_in_words(report.said()), **facts_by_key(report),
         **facts_of_ranks(report.measured), **facts_of_runs(report.measured), **_compared(report),
     }  # fmt: skip
+    if missing := MISSING.search(report.said()):
+        facts["missing_name"] = next(name for name in missing.groups() if name)
     facts["keys_given"] = sum(value is not None for _, value in leaves(report.config))
     for name, derive in DERIVED:
         value = _derived(derive, facts)
