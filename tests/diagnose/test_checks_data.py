@@ -95,6 +95,27 @@ def test_prompts_may_come_again_when_the_others_have_come(tmp_path: Path, steps:
     assert found["prompts_truncated"].verdict == ("pass" if PASSES[steps] is None else "warn")
 
 
+SICK = ("ab", "cd", "ab", "ab")
+
+
+def test_of_prompts_that_were_recorded_in_part_nobody_can_say_how_often_each_was_there(tmp_path: Path) -> None:
+    unseen = [
+        SampleRow(sample_id=str(10 * step + 9), group_id=str(10 * step + 9), step=step, stage="rollout", prompt_length=2, response_length=2)
+        for step in range(len(SICK))
+    ]  # fmt: skip
+    found = told(supply.check, tmp_path / "run", [*prompts(*SICK), *unseen])
+    assert found["prompts_repeated"].verdict == "skipped"
+
+
+def test_what_an_environment_writes_into_a_response_is_no_prompt(tmp_path: Path) -> None:
+    answers = [  # another token each time, behind the response of each sample
+        TokenRow(sample_id=str(10 * step + k), position=4, step=step, stage="rollout", token_id=100 * step + k, attention_mask=1, response_mask=0)
+        for step, letters in enumerate(SICK) for k in range(len(letters))
+    ]  # fmt: skip
+    found = told(supply.check, tmp_path / "run", [*prompts(*SICK), *answers])
+    assert (found["prompts_repeated"].verdict, found["prompts_repeated"].step) == ("fail", 3)
+
+
 def rewards(*steps: Sequence[tuple[int, float]]) -> list[Row]:
     """(length, reward) of the samples of each step."""
     return [

@@ -104,7 +104,7 @@ def train_here(fault: Fault, made: "RunConfig", path: Path) -> str:
             named = f"fault {fault.id!r}: "
             raise BadInput(named + str(error).removeprefix(named)) from None
         ended = str(error)
-    except Exception as error:  # a sick loop may raise anything
+    except (Exception, SystemExit) as error:  # a sick loop may raise anything
         if book.book is None:
             raise
         ended = f"{type(error).__name__}: {error}"

@@ -5,6 +5,7 @@ import runpy
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,7 @@ def outcomes(asked: Sequence[Asked], jobs: int | None, *, quiet: bool) -> list[O
     from flowledger.cli import faulty_ranks
 
     at_a_time = min(len(asked), jobs or min(MOST, os.cpu_count() or 1))
-    if at_a_time < 2:
+    if at_a_time < 2 and not any(one.file for one in asked):  # what is another's may end the process
         return [_told(number, asked, run(one), quiet=quiet) for number, one in enumerate(asked, 1)]
     made: dict[int, Outcome] = {}
     for number, one in enumerate(asked):
@@ -63,6 +64,11 @@ def outcomes(asked: Sequence[Asked], jobs: int | None, *, quiet: bool) -> list[O
         try:
             for done in as_completed(sent):
                 made[sent[done]] = _told(len(made) + 1, asked, done.result(), quiet=quiet)
+        except BrokenProcessPool:
+            left = [one.name for number, one in enumerate(asked) if number not in made]
+            raise BadInput(
+                f"a process ended while a fault was in it, without an exception (os._exit, a signal): one of {', '.join(left[:5])}"
+            ) from None
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             raise

@@ -79,6 +79,11 @@ def canonical(table: str, raw: str) -> str:
     return raw
 
 
+def name_tables() -> tuple[str, ...]:
+    """The tables of `metric_names.toml`, one a framework or an algorithm of one."""
+    return tuple(_names())
+
+
 @cache
 def _names() -> Mapping[str, Mapping[str, str]]:
     return tomllib.loads(files("flowledger.tables").joinpath("metric_names.toml").read_text(encoding="utf-8"))

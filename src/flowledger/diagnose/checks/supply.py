@@ -12,15 +12,20 @@ from flowledger.ledger.rows import FindingRow
 AHEAD = 2  # times that a prompt may not have been seen more than another: a pass over the data has each once
 CUT = 0.1, 2  # share of a step's prompts that have exactly the limit, and how many at least
 
-# What is no response, as rollout has it: masks of later stages say nothing new of a prompt.
+# What stands before the first token of the response, as rollout has it: masks of later stages say nothing new of a prompt,
+# and what an environment wrote later is none. Only of steps of which every sample was recorded.
 PROMPTS = f"""
 WITH tokens_of AS (
     SELECT step, sample_id, position, any_value(token_id) AS token_id, max(response_mask) AS own FROM tokens
     WHERE source <> 'plan' AND step IS NOT NULL AND coalesce(stage, 'rollout') IN ('prompt', 'rollout') AND {WHOLE} GROUP BY ALL),
+begins AS (SELECT step, sample_id, min(position) FILTER (own = 1) AS first FROM tokens_of GROUP BY ALL),
 prompts AS (
-    SELECT step, sample_id, hash(list(token_id ORDER BY position) FILTER (coalesce(own, 0) = 0)) AS prompt FROM tokens_of
-    GROUP BY step, sample_id HAVING count(own) > 0 AND count(token_id) FILTER (coalesce(own, 0) = 0) > 0)
-SELECT step, list(DISTINCT prompt ORDER BY prompt) AS prompts FROM prompts GROUP BY step ORDER BY step
+    SELECT step, sample_id, hash(list(token_id ORDER BY position)) AS prompt FROM tokens_of JOIN begins USING (step, sample_id)
+    WHERE position < first AND token_id IS NOT NULL GROUP BY step, sample_id),
+whole AS (
+    SELECT step FROM samples_merged LEFT JOIN prompts USING (step, sample_id) WHERE source <> 'plan'
+    GROUP BY step HAVING count(*) = count(prompt))
+SELECT step, list(DISTINCT prompt ORDER BY prompt) AS prompts FROM prompts JOIN whole USING (step) GROUP BY step ORDER BY step
 """
 
 
@@ -28,7 +33,7 @@ def repeated(ledger: Ledger) -> Answer:
     """A step with the prompts of the step before, while others of the data wait for their turn."""
     rows = ledger.rows(PROMPTS)
     if len(rows) < 2:
-        return Answer(needs=("prompts of two steps: record.level = tokens",))
+        return Answer(needs=("all prompts of two steps: record.level = tokens, and record.groups as many as a step has",))
     seen: Counter[int] = Counter(rows[0]["prompts"])
     breaches = []
     for before, row in pairwise(rows):

@@ -3,6 +3,7 @@
 from flowledger.diagnose.orders import answer
 from flowledger.diagnose.orders.answer import Answer, failed, passed, skipped
 from flowledger.diagnose.orders.evidence import GONE, Evidence
+from flowledger.diagnose.orders.collectives import apart
 from flowledger.diagnose.orders.table import orders
 
 MOST = 8
@@ -20,6 +21,8 @@ def who_waits(evidence: Evidence) -> Answer:
     hung = [one for one in evidence.findings if one.id == "hang"]
     if hung:
         return passed(hung[0].message)  # the finding itself stands at this step
+    if found := apart(evidence):
+        return found
     open_rows = _open(evidence)
     if (
         evidence.end is not None

@@ -12,6 +12,8 @@ from flowledger.ledger.rows import FindingRow, MemoryRow, Row
 from flowledger.record.importers import oom
 from flowledger.record.importers.speakers import NOBODY, Speaker
 from flowledger.record.importers.tracebacks import Frame, Raised, Traceback
+from flowledger.record.importers.waiting import MOST as MOST_WAITING
+from flowledger.record.importers.waiting import Waiting
 
 MOST = 300  # ends that are told apart; more are counted
 TRACEBACK_WEIGHT = 5
@@ -52,6 +54,7 @@ class Ends:
     def __init__(self) -> None:
         self.found: list[End] = []
         self.more = 0
+        self.waiting: dict[tuple[int, str], Waiting] = {}  # by rank and group
         self._known: dict[tuple[str, str], End] = {}
 
     def add(self, end: End) -> None:
@@ -67,6 +70,11 @@ class Ends:
         else:
             self.more += 1
 
+    def waits(self, found: Waiting) -> None:
+        """A rank that hangs; the collective that it said first counts."""
+        if len(self.waiting) < MOST_WAITING:
+            self.waiting.setdefault((found.rank, found.group), found)
+
     def rows(self, steps_said: int, lines: int) -> Iterator[Row]:
         """Findings: `crash` for what ended the run, `exception` for what it went on after, and a reading of memory.
 
@@ -79,9 +87,11 @@ class Ends:
         ]
         if last:
             end = max(last, key=lambda one: one.weight)  # of equal ones the first
-            yield _crash(end, [other for other in last if other is not end])
-            if (row := memory(end)) is not None:
-                yield row
+            row = _crash(end, [other for other in last if other is not end])
+            row.evidence = [*(row.evidence or ()), *map(str, self.waiting.values())]
+            yield row
+            if (reading := memory(end)) is not None:
+                yield reading
         for end in went_on[:20]:
             yield _handled(end)
 

@@ -40,9 +40,14 @@ class Summary:
     notes: Notes = field(default_factory=Notes)
 
 
-def import_into(sources: Sequence[Path], into: Path, *, form: str | None = None) -> Summary:
-    """Read files and directories into a new run at `into`. Raises BadInput where nothing in them can be read."""
-    notes = Notes()
+def import_into(
+    sources: Sequence[Path], into: Path, *, form: str | None = None, framework: str | None = None
+) -> Summary:
+    """Read files and directories into a new run at `into`; `framework`: whose they are, where they do not say.
+
+    Raises BadInput where nothing in them can be read.
+    """
+    notes = Notes(framework=framework)
     chosen = list(_chosen(sources, form, notes))
     if not chosen:
         raise BadInput(_nothing(sources, notes))
@@ -126,6 +131,8 @@ def _chosen(sources: Sequence[Path], form: str | None, notes: Notes) -> Iterator
 def _files(sources: Sequence[Path]) -> Iterator[Source]:
     """Every file of the sources. Raises BadInput for a path that is not there."""
     for path in sources:
+        if _is_run(path):
+            raise BadInput(f"{path} is a run already: nothing is to be imported; look at it with flowledger diagnose {path}")
         if path.is_dir():
             inside = sorted(_walk(path), key=_natural)
             if len(inside) > MOST_FILES:
@@ -137,6 +144,13 @@ def _files(sources: Sequence[Path]) -> Iterator[Source]:
             yield Source(path, Path(path.name))
         else:
             raise BadInput(f"{path}: no such file or directory")
+
+
+def _is_run(path: Path) -> bool:
+    try:
+        return (path / directory.MANIFEST).is_file() and bool(directory.open_run(path))
+    except BadInput:
+        return False
 
 
 def _walk(directory: Path) -> Iterator[Path]:

@@ -13,6 +13,7 @@ from flowledger.record.importers.place import Place
 from flowledger.record.importers.source import Source
 from flowledger.record.importers.speakers import REPEATED, Speaker, split
 from flowledger.record.importers.tracebacks import HEAD, RAY_CALL, Traceback
+from flowledger.record.importers.waiting import waiting
 
 MOST_OPEN = 200  # tracebacks of processes that speak at the same time
 NO_LOGS = frozenset(
@@ -192,6 +193,8 @@ class Log:
             place.finished = True
         elif (end := crashes.of_line(text[:LONGEST_END], speaker, **self._where())) is not None:
             self._ends.add(end)
+            if (found := waiting(text[:LONGEST_END], speaker)) is not None:
+                self._ends.waits(found)
 
     def _settings(self, speaker: Speaker, text: str) -> bool:
         """Whether a line is the begin of, or holds, the run's configuration."""

@@ -1,9 +1,10 @@
 """Rows of numbers under both names: the framework's own, and the canonical one where there is one."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 from flowledger.ledger.rows import MetricRow
-from flowledger.tables.metrics import canonical
+from flowledger.tables.metrics import canonical, name_tables
 
 MOST_NAMES = 50_000  # a log that has more is no log; the cache starts again
 
@@ -20,18 +21,43 @@ SIGNS = (
 )  # fmt: skip
 
 
+# What people call numbers in tables of their own, where one word has one meaning. Not here: kl (to the reference or to the
+# policy of the rollout), loss, entropy_loss.
+PLAIN = {
+    "response_len": "response_length/mean", "resp_len": "response_length/mean", "mean_response_length": "response_length/mean",
+    "prompt_len": "prompt_length/mean", "prompt_length": "prompt_length/mean", "mean_reward": "reward/mean", "reward_mean": "reward/mean",
+    "rewards": "reward/mean", "gradient_norm": "grad_norm", "kl_ref": "ref_kl", "clipfrac": "clip_ratio", "clip_frac": "clip_ratio",
+}  # fmt: skip
+
+
 def table_of(names: Iterable[str]) -> str | None:
-    """The table of the framework whose names these are; None where no sign is there."""
+    """The table of the framework whose names these are: by a sign, else the one that alone knows most of them.
+
+    Names without a `/`, and those that trackers put `train/` before, are of many frameworks: they are not counted.
+    """
     known = list(names)
-    return next((table for sign, table in SIGNS if any(name.startswith(sign) for name in known)), None)
+    if (table := next((table for sign, table in SIGNS if any(name.startswith(sign) for name in known)), None)) is not None:
+        return table
+    counted = Counter(table for name in known if "/" in name and not name.startswith("train/") for table in name_tables() if canonical(table, name) != name)
+    best = [table for table, count in counted.items() if count == max(counted.values())]
+    return best[0] if len(best) == 1 else None
+
+
+def shared(raw: str) -> str | None:
+    """The canonical name that at least two tables give to `raw`, where none gives another; else None."""
+    found = [name for table in name_tables() if (name := canonical(table, raw)) != raw]
+    return found[0] if len(found) > 1 and len(set(found)) == 1 else None
 
 
 class Names(dict[str, str]):
-    """Own name -> canonical name, by a table of metric_names.toml. `strip`: what a tracker puts before each name."""
+    """Own name -> canonical name, by a table of metric_names.toml. `strip`: what a tracker puts before each name.
 
-    def __init__(self, table: str | None, strip: str = ""):
+    `plain`: nobody knows whose names they are; then those count that mean the same wherever they are used.
+    """
+
+    def __init__(self, table: str | None, strip: str = "", *, plain: bool = False):
         super().__init__()
-        self._table, self._strip = table, strip
+        self._table, self._strip, self._plain = table, strip, plain
 
     def __missing__(self, raw: str) -> str:
         if len(self) > MOST_NAMES:
@@ -40,6 +66,9 @@ class Names(dict[str, str]):
         if name == raw and self._table is not None and self._strip and raw.startswith(self._strip):
             bare = raw.removeprefix(self._strip)
             name = found if (found := canonical(self._table, bare)) != bare else raw
+        if name == raw and self._plain:
+            bare = raw.removeprefix(self._strip)
+            name = PLAIN.get(bare) or shared(raw) or shared(bare) or raw
         self[raw] = name
         return name
 

@@ -16,6 +16,7 @@ class Notes:
     framework_version: str | None = None
     config: dict[str, Any] = field(default_factory=dict)  # as the framework itself prints it
     command: str | None = None  # the launch command, as a shell echoed it
+    columns: dict[str, str] = field(default_factory=dict)  # of tables: the name of a column -> the name that it got
     remarks: list[str] = field(default_factory=list)  # what a reader of the numbers must know
     skipped: dict[str, int] = field(default_factory=dict)  # reason -> how often
     examples: list[str] = field(default_factory=list)

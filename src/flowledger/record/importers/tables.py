@@ -19,6 +19,7 @@ STEPS = (
     "step", "Step", "training_step", "iteration", "iter", "_step",
 )  # fmt: skip
 OWN = re.compile(r"_(?:runtime|timestamp|step|wandb)\b|.*__(?:MIN|MAX)$")  # a tracker's bookkeeping
+TABLES = {"trl": "trl_grpo"}  # framework -> its table of names, where it has more than one
 LONGEST_CELL = 1 << 20
 FETCH = 2_000
 PARQUET = b"PAR1"
@@ -105,7 +106,7 @@ def _numbers(
                 raise BadInput(
                     f"{source.path}: no column is a step ({', '.join(listed[:8])}); one of {', '.join(STEPS)} is needed"
                 )
-            prefix = _run_prefix(listed)
+            prefix = _run_prefix(listed, notes)
             names, own = names_of(listed, prefix, str(source.path), notes), Own(prefix)
         step = _step(row)
         if step is None:
@@ -114,6 +115,7 @@ def _numbers(
         for name, cell in row.items():
             if (raw := own[name]) is not None and (value := cell if type(cell) is float else _number(cell)) is not None:
                 yield MetricRow(name=names[raw], raw_name=raw, value=value, step=step)
+    notes.columns |= names or {}
 
 
 class Own(dict[str, str | None]):
@@ -126,19 +128,20 @@ class Own(dict[str, str | None]):
     def __missing__(self, column: str) -> str | None:
         if len(self) > MOST_NAMES:
             self.clear()
-        name = None if column in STEPS or OWN.fullmatch(column) else column.removeprefix(self._prefix)
+        bare = column.removeprefix(self._prefix)
+        name = None if column in STEPS or OWN.fullmatch(bare) else bare
         self[column] = name
         return name
 
 
 def names_of(columns: Iterable[str], prefix: str, where: str, notes: Notes) -> Names:
-    """The names of the framework whose columns these are."""
-    table = table_of(name.removeprefix(prefix) for name in columns)
+    """The names of the framework whose columns these are; where they do not say, of the one that is known already."""
+    table = table_of(name.removeprefix(prefix) for name in columns) or TABLES.get(notes.framework or "", notes.framework)
     if table == "trl_grpo":
         table = trl.table_of(where, notes)
     if table is not None:
         notes.of("trl" if table.startswith("trl") else table)
-    return Names(table, strip="train/")
+    return Names(table, strip="train/", plain=True)
 
 
 def _dicts(table: Iterator[list[str]], header: list[str], source: Source, notes: Notes) -> Iterator[dict[str, str]]:
@@ -194,9 +197,12 @@ def _unusual(cell: str) -> float | None:
         return None
 
 
-def _run_prefix(columns: Iterable[str]) -> str:
+def _run_prefix(columns: Iterable[str], notes: Notes) -> str:
     """`run-name - ` where an export of charts puts it before each of its columns."""
     before = {name.rpartition(" - ")[0] for name in columns if name not in STEPS}
+    if len(before) > 1 and "" not in before:
+        runs = ", ".join(sorted(before)[:4])
+        notes.remark(f"{len(before)} runs stand side by side in one table ({runs}): export one of them alone to have its names known")
     return f"{before.pop()} - " if len(before) == 1 and "" not in before else ""
 
 
