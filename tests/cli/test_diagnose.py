@@ -181,3 +181,43 @@ def test_what_a_run_says_reaches_the_terminal_harmless(call: Call, tmp_path: Pat
     rows = [FindingRow(id="rank_died", verdict="fail", message="rank 1 died \x1b[2J[bold]in reward[/bold]")]
     _, out, _ = call("diagnose", sick.run(tmp_path / "run", [rows], state="crashed"))
     assert "\x1b[2J" not in out and "[bold]in reward[/bold]" in out
+
+
+def test_what_says_nothing_of_how_it_ran_is_left_out_and_an_exception_after_the_end_is_told(
+    call: Call, tmp_path: Path
+) -> None:
+    log = write(
+        tmp_path / "job.log",
+        b"step:1 - actor/pg_loss:0.5\nFinal validation metrics: {}\nTraceback (most recent call last):\n"
+        b'  File "/v/torch/utils/data/_utils/signal_handling.py", line 73, in handler\n    _error_if_any_worker_fails()\n'
+        b"RuntimeError: DataLoader worker (pid 14802) is killed by signal: Killed.\n",
+    )
+    script = write(tmp_path / "train_grpo.py", b"from trl import GRPOTrainer  # CUDA out of memory\n")
+    page = write(tmp_path / "report.html", b"<html><style>td {color: red}</style>CUDA out of memory</html>")
+    found = document(call, log, script, page)
+    (read,) = found["sources"]
+    assert read["source"] == str(log) and read["what"].startswith("read as a run of verl")
+    assert "after the last step, an exception: RuntimeError: DataLoader worker" in read["what"]
+    why = {one["source"]: one["why"] for one in found["unread"]}
+    assert "a Python script, which is neither run nor read" in why[str(script)]
+    assert "web page" in why[str(page)] and "run's directory" in why[str(page)]
+    assert found["summary"]["first"] is None
+
+
+def test_ranks_that_wait_in_different_collectives_are_told(call: Call, tmp_path: Path) -> None:
+    said = [
+        f"[rank{rank}]:[E1129 16:15:21.859 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective operation timeout: "
+        f"WorkNCCL(SeqNum={number}, OpType={kind}, NumelIn=1, NumelOut=8, Timeout(ms)=600000) ran for 600042 milliseconds before "
+        "timing out.\n"
+        for rank, number, kind in ((2, 48211, "_ALLGATHER_BASE"), (5, 48213, "ALLREDUCE"))
+    ]
+    logs = [write(tmp_path / f"{at}.log", text.encode()) for at, text in enumerate(said)]
+    summary = document(call, *logs)["summary"]
+    assert summary["first"] == "hang.who_waits"
+    assert "rank 2 is at 48211 ALLGATHER, rank 5 is at 48213 ALLREDUCE: rank 2 is 2 behind" in json.dumps(summary)
+
+
+def test_a_framework_that_is_none_is_told_with_the_nearest(call: Call, tmp_path: Path) -> None:
+    table = write(tmp_path / "metrics.csv", b"step,kl\n1,0.5\n")
+    code, _, err = call("diagnose", table, "--framework", "verll")
+    assert code == 2 and "--framework 'verll'" in err and "did you mean verl?" in err

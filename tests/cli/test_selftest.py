@@ -20,7 +20,13 @@ def half(original):
         return replace(made, reward=made.reward / 2)
     return reward
 
+def quit(original):
+    def reward(**words):
+        raise SystemExit(0)
+    return reward
+
 FAULTS = [
+    Fault(id="quits", what="the job ends itself", patch={"flowledger.run.stages:reward": quit}, expects=["call_failed"], starts=1),
     Fault(id="half_reward", what="rewards are halved", patch={"flowledger.run.stages:reward": half}, starts=1),
     {"id": "nothing", "what": "the loop as it is", "config": {"optim.lr": 1e-4}, "expects": ["masks_nest"], "starts": 0},
 ]
@@ -37,11 +43,12 @@ def own(tmp_path: Path) -> Path:
 def test_faults_of_a_file_are_put_in_and_those_that_nobody_notices_are_missed(call: Call, own: Path) -> None:
     code, out, _ = call("selftest", "--faults", own, "--jobs", 1, "--json")
     told = json.loads(out)
-    assert code == 1  # one of two is no 95 %
+    assert code == 1  # two of three are no 95 %
     assert told["summary"] == {
-        "faults": 2, "caught": 1, "clean_runs": 0, "false_alarms": 0, "missed": ["nothing"], "waiting": [],
+        "faults": 3, "caught": 2, "clean_runs": 0, "false_alarms": 0, "missed": ["nothing"], "waiting": [],
     }  # fmt: skip
-    half, nothing = told["rows"]
+    quits, half, nothing = told["rows"]
+    assert (quits["status"], quits["caught_by"]) == ("caught", ["call_failed"])
     assert (half["id"], half["status"], half["step"], half["after"]) == ("half_reward", "caught", 1, 0)
     assert "reward_sum_wrong" in half["caught_by"]
     assert nothing["fired"] == []

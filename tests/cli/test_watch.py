@@ -171,3 +171,11 @@ def test_export_to_prometheus(call: Call, sick: Path, tmp_path: Path) -> None:
     assert "there is prometheus-rules" in err and "did you mean prometheus?" in err
     code, _, err = call("export", sick, "--to", "prometheus", "-o", tmp_path / "no" / "where")
     assert code == 2 and "cannot write" in err
+
+
+def test_a_log_is_no_run_and_what_makes_one_of_it_is_said(call: Call, tmp_path: Path) -> None:
+    path = tmp_path / "trainer_state.json"
+    path.write_text('{"log_history": [{"step": 1, "loss": 0.5}]}')
+    code, out, err = call("watch", path, "--once")
+    assert (code, out) == (2, "")
+    assert f"flowledger import {path} -o RUN" in err and f"flowledger diagnose {path}" in err

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from flowledger.diagnose.orders.walk import Diagnosis
 from flowledger.ledger.rows import FindingRow, Row, SampleRow, SpanRow, Trained
 from tests.diagnose import sick
 from tests.diagnose.sick import S, cause, first, span, verdict
@@ -105,3 +106,42 @@ def test_a_timeout_of_which_only_the_log_tells_says_what_it_lacks(tmp_path: Path
     met = sick.told(sick.run(tmp_path / "run", [rows], level="import"))
     assert first(met) == "hang.who_waits" and met.cause[1].confidence < 0.5
     assert "record spans" in met.cause[1].next_step
+
+
+def hung(path: Path, *evidence: str) -> Diagnosis:
+    """A run whose log ends in the watchdog's words, with these places of ranks."""
+    text = "NCCL watchdog timeout: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE)"
+    return sick.told(
+        sick.run(
+            path,
+            [[FindingRow(id="crash", verdict="fail", severity="critical", message=text, evidence=list(evidence))]],
+            level="import",
+        )
+    )
+
+
+def test_ranks_in_different_collectives_are_told_with_the_one_that_is_behind(tmp_path: Path) -> None:
+    met = hung(
+        tmp_path / "run", "rank 5 waits in collective 48213 ALLREDUCE of group 0",
+        "rank 2 waits in collective 48211 ALLGATHER of group 0", "rank 3 waits in collective 48213 ALLREDUCE of group 0",
+        "rank 1 waits in collective 7 BROADCAST of group 4",
+    )  # fmt: skip
+    found = met.cause[1]
+    assert first(met) == "hang.who_waits" and found.confidence >= 0.9 and found.rank == 2
+    assert found.message.endswith("rank 2 is at 48211 ALLGATHER, ranks 3, 5 are at 48213 ALLREDUCE: rank 2 is 2 behind")
+    assert "py-spy" in found.next_step and "micro-batches" in found.next_step
+
+
+def test_different_collectives_of_one_number_are_a_branch_that_only_some_take(tmp_path: Path) -> None:
+    found = hung(
+        tmp_path / "run", "rank 0 waits in collective 9 ALLREDUCE", "rank 1 waits in collective 9 BROADCAST"
+    ).cause[1]
+    assert "with the same number, they have called different ones" in found.message and found.confidence < 0.9
+
+
+def test_ranks_in_one_collective_or_of_different_groups_are_not_compared(tmp_path: Path) -> None:
+    met = hung(
+        tmp_path / "run", "rank 0 waits in collective 9 ALLREDUCE of group 1",
+        "rank 1 waits in collective 7 ALLREDUCE of group 2", "rank 2 waits in collective 9 ALLREDUCE of group 1",
+    )  # fmt: skip
+    assert "did not come to its end" in met.cause[1].message

@@ -35,6 +35,7 @@ LOG = b"step:1 - a:1\nstep:2 - a:2\n"
         ("a.log", b"hello world\n" * 9, "says anything of a training"),
         ("a.jsonl", b'{"prompt": "x"}\n', "says anything of a training"),
     ],
+    ids=["empty", "packed and empty", "binary", "a model", "zstd", "torn Parquet", "words", "a prompt"],
 )
 def test_one_clear_line(tmp_path, name, content, says):
     (tmp_path / name).write_bytes(content)

@@ -219,3 +219,24 @@ def test_a_crash_that_a_later_log_goes_on_after_ended_nothing(tmp_path):
         with Ledger(run) as ledger:
             found = ledger.rows("SELECT id, verdict FROM findings ORDER BY id")
         assert [row["id"] for row in found if row["id"] != "import_remarks"] == ids
+
+
+@pytest.mark.parametrize(
+    ("head", "group"),
+    [
+        ("[Rank 1]", ""),
+        ("[PG 3 Rank 1]", " of group 3"),
+        ("[PG ID 0 PG GUID 0(default_pg) Rank 1]", " of group 0"),
+    ],
+)
+def test_what_each_rank_waits_in_is_kept_though_the_lines_differ_by_numbers_alone(tmp_path, head, group):
+    said = "Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, OpType=_ALLGATHER_BASE, NumelIn=1, Timeout(ms)=600000)"
+    lines = [
+        f"[rank{rank}]:[E1129 16:15:21.859 ProcessGroupNCCL.cpp:616] {head} {said.format(number)} ran for 600042 milliseconds\n"
+        for rank, number in ((2, 48211), (5, 48213))
+    ]
+    found = crash(tmp_path, "step:1 - a:1\n" + "".join(lines))
+    assert [line for line in found.evidence if "waits in" in line] == [
+        f"rank 2 waits in collective 48211 ALLGATHER{group}", f"rank 5 waits in collective 48213 ALLGATHER{group}",
+    ]  # fmt: skip
+    assert found.rank == 2

@@ -241,3 +241,54 @@ def test_an_unknown_format_is_refused_with_the_nearest(tmp_path):
     path = write(tmp_path / "job.log", "step:1 - a:1")
     with pytest.raises(BadInput, match="did you mean verl_file"):
         imported([path], tmp_path / "run", format="verl_fil")
+
+
+def names(path, notes):
+    """What each column of a table became."""
+    return {row.raw_name: row.name for row in tables.read_csv(Source(path), notes)}
+
+
+@pytest.mark.parametrize(
+    ("header", "framework", "expected"),
+    [
+        (
+            "Step,r-1 - actor/kl_loss,r-1 - actor/kl_loss__MIN,r-1 - actor/kl_loss__MAX,r-1 - _step,r-1 - critic/score/mean",
+            "verl", {"actor/kl_loss": "ref_kl", "critic/score/mean": "reward/mean"},
+        ),
+        ("Step,actor/kl_loss,critic/rewards/mean", "verl", {"actor/kl_loss": "ref_kl", "critic/rewards/mean": "critic/rewards/mean"}),
+        ("step,rollout/raw_reward,rollout/response_len/mean", "slime",
+         {"rollout/raw_reward": "reward/mean", "rollout/response_len/mean": "response_length/mean"}),
+        ("step,kl,reward,response_len", None, {"kl": "kl", "reward": "reward/mean", "response_len": "response_length/mean"}),
+        ("step,train/reward,train/grad_norm", None, {"train/reward": "reward/mean", "train/grad_norm": "grad_norm"}),
+    ],
+)  # fmt: skip
+def test_columns_are_read_under_the_framework_whose_names_they_are(tmp_path, header, framework, expected):
+    path = write(tmp_path / "export.csv", header, ",".join("1" for _ in header.split(",")))
+    notes = Notes()
+    assert names(path, notes) == expected and notes.framework == framework
+
+
+def test_columns_of_no_framework_are_those_of_the_one_that_is_named(tmp_path):
+    path = write(tmp_path / "export.csv", "step,ppo_kl,kl", "1,0.5,0.25")
+    assert names(path, Notes())["ppo_kl"] == "ppo_kl"
+    summary = imported([path], tmp_path / "run", framework="openrlhf")
+    assert summary.notes.columns == {"ppo_kl": "policy_kl", "kl": "kl"} and summary.notes.framework == "openrlhf"
+
+
+def test_how_many_columns_have_canonical_names_is_said_with_those_that_have_none(tmp_path):
+    own = [f"mine{n}" for n in range(12)]
+    path = write(tmp_path / "export.csv", ",".join(["step", "reward", *own]), ",".join(["1"] * 14))
+    text = "\n".join(lines(imported([path], tmp_path / "run")))
+    assert "1 of 13 columns have canonical names" in text and "mine9 and 2 more" in text and "mine10" not in text
+
+
+def test_runs_side_by_side_are_told_to_be_exported_alone(tmp_path):
+    path = write(tmp_path / "export.csv", "Step,a - actor/kl_loss,b - actor/kl_loss", "1,0.5,0.25")
+    assert any("2 runs stand side by side" in remark for remark in imported([path], tmp_path / "run").notes.remarks)
+
+
+def test_a_run_is_none_to_import(tmp_path):
+    summary = imported([write(tmp_path / "job.log", "step:1 - a:1")], tmp_path / "run")
+    with pytest.raises(BadInput, match=r"is a run already.*flowledger diagnose"):
+        imported([summary.path], tmp_path / "again")
+    assert not (tmp_path / "again").exists()

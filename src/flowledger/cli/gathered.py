@@ -57,6 +57,7 @@ def gathered(sources: Sequence[str], asked: Asked) -> Iterator[Gathered]:
         raise BadInput(
             "nothing to look at: give a run, a log, a configuration, a traceback or a report (`-` reads stdin)"
         )
+    kinds.check_framework(asked.framework)
     with ExitStack() as held, tempfile.TemporaryDirectory(prefix="flowledger-") as place:
         desk = _Desk(Path(place), asked, settings, held)
         for word in dict.fromkeys(words):
@@ -139,6 +140,8 @@ class _Desk:
             raise BadInput("neither a file nor a directory")
         if path.stat().st_size == 0 and path.is_file():
             raise BadInput("empty")
+        if (why := kinds.NOT_READ.get(path.suffix.lower())) is not None:
+            raise BadInput(why)
         if path.suffix in CONFIGS:
             return self._config if not kinds.is_report(path) else self._report
         if path.suffix in (".json", ".jsonl"):
@@ -237,11 +240,12 @@ class _Desk:
 
     def _imported(self, word: str, paths: Sequence[Path], *, told: bool) -> bool:
         """Whether these files are a run together. `told`: where they are none it is said; text is then taken for a report."""
-        from flowledger.cli.imports import imported
+        from flowledger.cli.imports import imported, names_said
 
         into = self._place / f"run-{len(self.read)}-{len(paths)}-{len(self.unread)}"
         try:
-            if not kinds.holds_something(imported(paths, into)):
+            summary = imported(paths, into, framework=self._asked.framework)
+            if not kinds.holds_something(summary):
                 raise BadInput(NOTHING)
             self._run(word, into)
         except Exception as error:  # noqa: BLE001  the same
@@ -249,7 +253,9 @@ class _Desk:
                 self._as_text(word, paths[0], kinds.said(error))
             return False
         what = self.read.pop()[1]
-        self.read.append((word, f"read as {what}"))
+        self.read.append(
+            (word, "; ".join([f"read as {what}", *names_said(summary), *kinds.after_the_end(self._books[-1])]))
+        )
         self._ask_of_crash(paths)
         self._plan_of_log(word)
         return True

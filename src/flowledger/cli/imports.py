@@ -15,6 +15,7 @@ SourcesArgument = Annotated[
     list[Path],
     typer.Argument(metavar="SOURCE…", help="logs, dumps, exports, traces of one run, or directories of them"),
 ]
+MOST_NAMES = 10
 MOST_FILES = 6  # named in the summary; the others are counted
 
 
@@ -39,14 +40,16 @@ def import_(
         print("\n".join(lines(summary)))
 
 
-def imported(sources: Sequence[Path], into: Path, *, format: str | None = None) -> "Summary":
+def imported(
+    sources: Sequence[Path], into: Path, *, format: str | None = None, framework: str | None = None
+) -> "Summary":
     """Read files and directories of one run into a new run at `into`, for any verb that takes a log where a run is asked.
 
-    Raises BadInput where there is nothing to read, or `into` is taken.
+    `framework`: whose the files are, where they do not say. Raises BadInput where there is nothing to read, or `into` is taken.
     """
     from flowledger.record.importers.imported import import_into
 
-    return import_into([Path(source) for source in sources], Path(into), form=format)
+    return import_into([Path(source) for source in sources], Path(into), form=format, framework=framework)
 
 
 def document(summary: "Summary") -> dict[str, Any]:
@@ -58,7 +61,7 @@ def document(summary: "Summary") -> dict[str, Any]:
         "steps": {"first": summary.first_step, "last": summary.last_step, "count": summary.steps},
         "resumed": [{"after": last, "back_to": back} for last, back in summary.resumed],
         "repeated": summary.repeated, "skipped": notes.skipped, "skipped_at": notes.examples, "remarks": notes.remarks,
-        "passed_over": notes.passed_over,
+        "passed_over": notes.passed_over, "columns": notes.columns,
         "configuration": bool(notes.config), "command": notes.command,
     }  # fmt: skip
 
@@ -74,6 +77,7 @@ def lines(summary: "Summary") -> Iterator[str]:
         yield f"  {form}: {', '.join(found[:MOST_FILES])}{more}"
     told = ", ".join(f"{rows:,} {table}" for table, rows in summary.rows.items())
     yield f"  rows: {told or 'none'}"
+    yield from (f"  names: {said}" for said in names_said(summary))
     if notes.config:
         yield "  configuration: as the log prints it, in the manifest"
     for last, back in summary.resumed:
@@ -87,6 +91,18 @@ def lines(summary: "Summary") -> Iterator[str]:
     if others := notes.passed_over:
         yield f"  passed over: {len(others):,} other files, such as {', '.join(others[:MOST_FILES])}"
     yield f"look at it with: flowledger show {summary.path} metrics, or flowledger diagnose {summary.path}"
+
+
+def names_said(summary: "Summary") -> Iterator[str]:
+    """How many columns of tables have canonical names, which the checks look for, and the first that have none."""
+    from flowledger.tables.metrics import find
+
+    if not (columns := summary.notes.columns):
+        return
+    own = [raw for raw, name in columns.items() if find(name) is None]
+    more = f" and {len(own) - MOST_NAMES:,} more" if len(own) > MOST_NAMES else ""
+    rest = f"; the others keep their own, which no check knows: {', '.join(own[:MOST_NAMES])}{more}" if own else ""
+    yield f"{len(columns) - len(own):,} of {len(columns):,} columns have canonical names{rest}"
 
 
 def _steps(summary: "Summary") -> str:

@@ -2,15 +2,28 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flowledger.flow.errors import BadInput
+from flowledger.flow.errors import BadInput, nearest
+
+if TYPE_CHECKING:
+    from flowledger.ledger.reader import Ledger
 
 REPORT_KEYS = frozenset({"symptom", "measured"})  # of what somebody reports, as JSON or YAML
 READ = 1 << 16  # bytes that tell what a file is
 SHORT = 1 << 20  # bytes of a text that somebody may have written by hand
+# Endings of what is a file of the job and says nothing of how it ran -> what it is, and what to give in its place.
+NOT_READ = {
+    ".py": "a Python script, which is neither run nor read: give the script that launches it (.sh), a YAML file of its settings, or "
+    "the log that it printed",
+    ".ipynb": "a notebook, which is neither run nor read: give the log that it printed, as text",
+    ".html": "a web page, such as flowledger draws of a run, is not read: give the run's directory, or the log itself",
+    ".css": "the style of a web page is not read: give a run, a log, a configuration, a traceback or a report",
+    ".js": "the program of a web page is not read: give a run, a log, a configuration, a traceback or a report",
+}
+NOT_READ[".htm"] = NOT_READ[".html"]
 LARGEST = 64 << 20  # bytes of a JSON document that is read whole
 
 
@@ -21,6 +34,14 @@ def said(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return f"cannot be read ({type(error).__name__}: {str(error)[:160]})"
+
+
+def check_framework(name: str | None) -> None:
+    """Raises BadInput for a framework that nothing here knows, with the nearest."""
+    from flowledger.config.detect import FRAMEWORKS
+
+    if name is not None and name not in FRAMEWORKS:
+        raise BadInput(f"--framework {name!r} is none of {', '.join(FRAMEWORKS)}{nearest(name, FRAMEWORKS)}")
 
 
 def is_report(path: Path) -> bool:
@@ -50,6 +71,14 @@ def is_short_text(path: Path) -> bool:
         return False
     with path.open("rb") as file:
         return b"\0" not in file.read(READ)
+
+
+def after_the_end(ledger: "Ledger") -> Iterator[str]:
+    """What was raised once the training had come to its end: no step failed, and it should not go unsaid."""
+    for row in ledger.rows(
+        "SELECT message FROM findings WHERE id = 'exception' AND message LIKE '%; the training had come to its end' LIMIT 3"
+    ):
+        yield f"after the last step, an exception: {row['message'].partition('; the training had')[0]}"
 
 
 def holds_something(summary: Any) -> bool:

@@ -10,6 +10,7 @@ import typer
 
 from flowledger.cli.look import Language
 from flowledger.cli.options import Json, RunArgument
+from flowledger.flow.errors import BadInput
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -52,6 +53,7 @@ def watch(
     from flowledger.diagnose.alarms.live import Watch
     from flowledger.diagnose.alarms.webhook import Webhook
 
+    check_run(run)
     watched = Watch(run, alarms(rules), lang.value)
     hook = Webhook(webhook) if webhook else None
     teller = _Teller(run, hook, json=json)
@@ -70,6 +72,17 @@ def watch(
         raise typer.Exit(1)
 
 
+def check_run(path: Path) -> None:
+    """Raises BadInput for a log, or a directory of logs, with what makes a run of it."""
+    from flowledger.ledger.directory import MANIFEST
+
+    if path.is_file() or (path.is_dir() and not any(path.glob(MANIFEST)) and not any(path.glob(f"*/{MANIFEST}"))):
+        raise BadInput(
+            f"{path} is no run ({'a file' if path.is_file() else f'it has no {MANIFEST}'}): make a run of it with flowledger import {path} -o RUN, and watch RUN --once; "
+            f"or look at it with flowledger diagnose {path}"
+        )
+
+
 def alarms(file: Path | None) -> "Sequence[Rule]":
     """The alarms of flowledger, and those of a user's file. Raises BadInput for a file that has none, or wrong ones."""
     from flowledger.diagnose.alarms import rules
@@ -85,6 +98,8 @@ def _follow(watched: "Watch", teller: "_Teller", every: float, stop_on: StopOn |
         events = watched.look()
         for event in events:
             teller.tell(event)
+        for line in watched.strangers():
+            teller.say(line)
         worst = max((SEVERITIES.index(event.finding.severity) for event in events if event.counts), default=0)
         if stop_on is not None and not stopped and state == "open" and worst >= SEVERITIES.index(stop_on.value):
             stopped = True

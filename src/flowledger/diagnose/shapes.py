@@ -28,12 +28,14 @@ def broken_masks(ledger: Ledger) -> list[FindingRow]:
 def differing_from_configuration(ledger: Ledger) -> list[FindingRow]:
     """Tensors with a dimension that the configuration binds to another size than the one observed.
 
-    Observed shapes come from tensors, bound sizes from configuration keys: only so can a dead setting show.
+    Observed shapes come from tensors, bound sizes from configuration keys: only so can a dead setting show. Workers beside
+    the ranks (agent loops, reward workers, engines) take samples as they come, and never a batch.
     """
     bindings = ledger.directory.manifest.bindings
     rows = ledger.rows(
         "SELECT DISTINCT stage, phase, tensor_name, dims, logical_shape FROM accesses "
-        "WHERE source <> 'plan' AND dims IS NOT NULL AND logical_shape IS NOT NULL ORDER BY ALL"
+        "WHERE source <> 'plan' AND dims IS NOT NULL AND logical_shape IS NOT NULL AND process NOT IN "
+        "(SELECT process FROM processes WHERE rank IS NULL AND role <> 'driver') ORDER BY ALL"
     )
     found: dict[tuple[str, str | None, str, str], tuple[int, int]] = {}
     for row in rows:

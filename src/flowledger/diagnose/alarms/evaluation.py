@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from flowledger.diagnose.alarms.moments import Facts, Moment, Value
-from flowledger.diagnose.alarms.needs import lacking
+from flowledger.diagnose.alarms.needs import lacking, strangers
 from flowledger.diagnose.alarms.numbers import Numbers
 from flowledger.diagnose.alarms.rules import Compiled, Rule, compiled
 from flowledger.diagnose.alarms.words import filled, told
@@ -62,6 +62,7 @@ class Evaluation:
         self._program.settle([alarm.when for alarm in made], facts)
         self.courses = [Course(alarm) for alarm in made]
         self._seen: set[str] = set()  # names that had a number
+        self._names: set[str] = set()  # of all metrics that the run has
         self._ranks: set[str] = set()  # of those, of which two ranks had one
         self._steps = 0
         self._warm = 0  # steps since the start or the last resume
@@ -79,6 +80,7 @@ class Evaluation:
     def advance(self, numbers: Numbers) -> list[Change]:
         """Take steps in, and say what changed."""
         changes: list[Change] = []
+        self._names |= numbers.names
         for moment in numbers.moments(self._facts):
             self._warm = 0 if moment.step in numbers.resumed else self._warm
             self._seen.update(moment.job)
@@ -120,9 +122,14 @@ class Evaluation:
         alarm = course.alarm
         since = step if course.since is None else course.since
         rank = None if alarm.rank is None else values[alarm.rank]
-        evidence = told(self._program, alarm, values, step, since, numbers)
+        evidence = told(self._program, alarm, values, step, numbers)
         message = {language: filled(parts, values) for language, parts in alarm.words.items()}
         return Firing(step, since, message, evidence, int(rank) if isinstance(rank, float | int) else None)
+
+    def strangers(self) -> list[str]:
+        """What alarms of a user ask for by a name that neither this run nor any other has, in words."""
+        found = (line for course in self.courses for line in strangers(self._program, course.alarm, self._names))
+        return list(dict.fromkeys(found)) if self._steps else []
 
     def lacks(self, course: Course) -> list[str]:
         """What an alarm that could not be judged at any step had needed."""

@@ -6,7 +6,6 @@ spreads as in Kleene's logic: `unknown and false` is false, `unknown and true` u
 """
 
 import ast
-import difflib
 import math
 import operator
 from collections.abc import Callable, Collection, Mapping
@@ -20,7 +19,7 @@ from flowledger.flow.errors import BadInput, nearest
 
 LONGEST = 1000  # characters
 DEEPEST = 20  # levels of one expression
-ALIKE = 0.85  # how like a known name one is that must be a slip
+OTHERWISE = {"&&": "and", "||": "or"}  # how other languages write what is a word here
 MOST_STEPS = 1000  # that a function may look back
 
 ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -60,7 +59,8 @@ class _Reading:
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
             at = getattr(error, "offset", None)
             place = f" at character {at}" if at else ""
-            raise BadInput(f"{self._scope.where}: {self._text!r} is no expression{place}") from None
+            ways = "".join(f"; {sign} is written {word}" for sign, word in OTHERWISE.items() if sign in self._text)
+            raise BadInput(f"{self._scope.where}: {self._text!r} is no expression{place}{ways}") from None
         return self._node(tree.body, 1)
 
     def _node(self, tree: ast.expr, depth: int) -> int:
@@ -124,17 +124,10 @@ class _Reading:
                 tree, f'no metric is called {name!r}{close}; a metric of the run\'s own is written m["{name}"]'
             )
 
-    def _check_own(self, tree: ast.expr, name: str) -> None:
-        """A name in brackets may be one that only the run knows, but no slip of the pen."""
-        if name not in self._scope.metrics:
-            close = difflib.get_close_matches(name, self._scope.metrics, n=1, cutoff=ALIKE)
-            if close:
-                raise self._wrong(tree, f"no metric is called {name!r}; did you mean {close[0]}?")
-
     def _subscript(self, tree: ast.Subscript) -> str:
+        """A name in brackets may be one that only the run knows: whether it does is seen in its steps."""
         match tree:
             case ast.Subscript(value=ast.Name(id="m"), slice=ast.Constant(value=str() as name)):
-                self._check_own(tree, name)
                 return name
         raise self._wrong(tree, 'only m["name of a metric"] has brackets')
 

@@ -61,6 +61,7 @@ class Watch:
         self._told: set[tuple[str, str]] = set()
         self._steps_s: list[float] = []
         self._still = False
+        self._strange: set[str] = set()
         self.last_step: int | None = None
 
     @property
@@ -72,6 +73,12 @@ class Watch:
     def stop(self) -> str:
         """Ask the run to end; what was done, or why nothing was."""
         return stop(open_run(self._path).manifest.launcher)
+
+    def strangers(self) -> list[str]:
+        """Metrics that alarms ask for and this run does not have, in words; each once."""
+        found = [line for line in self._evaluation.strangers() if line not in self._strange] if self._evaluation else []
+        self._strange.update(found)
+        return found
 
     def look(self, now: float | None = None) -> list[Event]:
         """What is new. Of a run that was begun anew at the same place everything is."""

@@ -7,6 +7,8 @@ from flowledger.diagnose.alarms.moments import Facts
 from flowledger.diagnose.alarms.numbers import numbers
 from flowledger.diagnose.alarms.program import Program
 from flowledger.diagnose.alarms.rules import Compiled
+from flowledger.flow.errors import nearest
+from flowledger.tables.metrics import find, metrics
 
 
 def inputs(program: Program, alarm: Compiled) -> list[str]:
@@ -14,6 +16,15 @@ def inputs(program: Program, alarm: Compiled) -> list[str]:
     parts = [program.parts[node] for node in program.below(alarm.when)]
     names = [part.name if part.kind == "metric" else part.key for part in parts if part.kind in ("metric", "ranks")]
     return list(dict.fromkeys(names))
+
+
+def strangers(program: Program, alarm: Compiled, names: Collection[str]) -> list[str]:
+    """In words, the metrics of a condition that are neither canonical nor among the names of a run: slips of the pen, mostly."""
+    return [
+        f"alarm {alarm.rule.id}: this run has no metric {name!r} so far{nearest(name, [*sorted(names), *metrics()])}"
+        for name in inputs(program, alarm)
+        if name not in names and name not in numbers() and name != "step" and find(name) is None
+    ]
 
 
 def lacking(

@@ -35,6 +35,7 @@ class Numbers:
     ranks: dict[str, dict[int, dict[int, float]]] = field(default_factory=dict)
     notes: dict[tuple[str, int], str] = field(default_factory=dict)  # (name, step) -> what else is known of it
     resumed: set[int] = field(default_factory=set)  # steps at which another process took a rank over
+    names: set[str] = field(default_factory=set)  # of every metric that was told, also as its framework calls it
 
     @property
     def steps(self) -> list[int]:
@@ -76,16 +77,25 @@ def facts_of(ledger: Ledger) -> Facts:
 def numbers_of(ledger: Ledger, metrics: Collection[str], of_ranks: Collection[str]) -> Numbers:
     """The numbers with these names, and of the ranks those of `of_ranks`. What the ledger lacks is not in it."""
     found, series = Numbers(), series_of(ledger)
+    canonical = _raw_names(ledger)
+    found.names = {*series.told, *canonical}
     for name in sorted(set(metrics) | set(of_ranks)):
         if name in numbers():
             _ask(ledger, numbers()[name], found)
         else:
-            if by_step := series.by_step(name):
+            kept = name if name in series.told else canonical.get(name, name)
+            if by_step := series.by_step(kept):
                 found.job[name] = by_step
-            if name in of_ranks and (by_rank := series.by_rank(name)):
+            if name in of_ranks and (by_rank := series.by_rank(kept)):
                 found.ranks[name] = by_rank
     found.resumed = _resumed(ledger)
     return found
+
+
+def _raw_names(ledger: Ledger) -> dict[str, str]:
+    """What a framework calls a metric -> the name under which the run keeps it."""
+    rows = ledger.rows("SELECT DISTINCT raw_name, name FROM metrics WHERE source <> 'plan' AND raw_name <> name")
+    return {row["raw_name"]: row["name"] for row in rows}
 
 
 def _ask(ledger: Ledger, number: Number, found: Numbers) -> None:

@@ -1,7 +1,6 @@
 """What Prometheus takes: the alarms as a file of rules, and the numbers of the latest step as text."""
 
 import math
-import re
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -9,7 +8,7 @@ from typing import Any
 import yaml
 
 from flowledger.diagnose.alarms.numbers import facts_of, numbers, numbers_of
-from flowledger.diagnose.alarms.promql import Untold, labels, metric_name, promql
+from flowledger.diagnose.alarms.promql import Untold, labels, metric_name, promql, summary
 from flowledger.diagnose.alarms.rules import Rule, compiled
 from flowledger.diagnose.measures.series import series_of
 from flowledger.ledger.reader import Ledger
@@ -23,6 +22,7 @@ def rules_file(ledger: Ledger, rules: Sequence[Rule]) -> str:
 
     `for` is counted in steps here and in time there: so many times the median step of the run.
     """
+    compiled(rules)  # what `watch` refuses is refused here
     facts, seconds = facts_of(ledger), _step_s(ledger)
     groups: dict[str, list[dict[str, Any]]] = {}
     untold: list[str] = []
@@ -34,7 +34,9 @@ def rules_file(ledger: Ledger, rules: Sequence[Rule]) -> str:
             except Untold as why:
                 untold.append(f"# {name}: {' '.join(str(why).split())}")
                 continue
-            groups.setdefault(rule.goal, []).append(_alert(rule, stage, condition, seconds))
+            groups.setdefault(rule.goal, []).append(
+                _alert(rule, stage, condition, summary(rule, stage, facts), seconds)
+            )
     document = {"groups": [{"name": f"flowledger_{goal}", "rules": alerts} for goal, alerts in groups.items()]}
     told = sum(map(len, groups.values()))
     head = (
@@ -45,15 +47,14 @@ def rules_file(ledger: Ledger, rules: Sequence[Rule]) -> str:
     return head + body + "".join(f"{line}\n" for line in ("# Not told:", *untold) if untold)
 
 
-def _alert(rule: Rule, stage: str, condition: str, seconds: float) -> dict[str, Any]:
+def _alert(rule: Rule, stage: str, condition: str, said: str, seconds: float) -> dict[str, Any]:
     name = "Flowledger" + "".join(word.capitalize() for word in rule.id.split("_"))
     made: dict[str, Any] = {"alert": name, "expr": condition}
     if rule.hold > 1:
         made["for"] = f"{math.ceil((rule.hold - 1) * seconds)}s"
     made["labels"] = {"severity": rule.severity, "goal": rule.goal, **({"stage": stage} if stage else {})}
-    summary = re.sub(r"\{[^{}]*\}", "…", rule.message).replace("<stage>", stage)
     made["annotations"] = {
-        "summary": summary,
+        "summary": said,
         "value": "{{ $value }}",
         "next_step": rule.next_step.replace("<stage>", stage),
     }

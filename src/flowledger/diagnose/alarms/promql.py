@@ -7,10 +7,12 @@ the whole job have no label `rank`; a stage is a label, not part of the name.
 import ast
 import math
 import re
+import string
 
 from flowledger.diagnose.alarms.functions import FUNCTIONS, NOISE
 from flowledger.diagnose.alarms.moments import Facts
 from flowledger.diagnose.alarms.rules import Rule
+from flowledger.diagnose.alarms.words import bare, shown
 
 OF_STAGE = re.compile(r"^stage_time_s/(?P<stage>.+)$")
 OPERATORS: dict[type[ast.AST], str] = {
@@ -18,6 +20,7 @@ OPERATORS: dict[type[ast.AST], str] = {
     ast.Eq: "==", ast.NotEq: "!=",
 }  # fmt: skip
 OPPOSITE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
+HUMANE = {"%": "humanizePercentage", "B": "humanize1024"}  # end of a format -> the function of Prometheus' templates
 OVER_RANKS = {"ranks_max": "max", "ranks_min": "min", "ranks_mean": "avg"}
 
 
@@ -41,6 +44,42 @@ def promql(rule: Rule, stage: str, facts: Facts) -> str:
     return _Writing(rule, stage, facts).condition(
         ast.parse(rule.when.replace("<stage>", stage).strip(), mode="eval").body
     )
+
+
+def summary(rule: Rule, stage: str, facts: Facts) -> str:
+    """What an alarm says, with Prometheus' own value in it; the condition in words where the message asks for more numbers.
+
+    The value of a comparison is that of its left side; of several joined by `and`, of the first.
+    """
+    tree = ast.parse(rule.when.replace("<stage>", stage).strip(), mode="eval").body
+    while isinstance(tree, ast.BoolOp) and isinstance(tree.op, ast.And):
+        tree = tree.values[0]
+    value = ast.unparse(tree.left) if isinstance(tree, ast.Compare) and not _is_count(tree.left) else ""
+    said = ""
+    for before, inner, form, _ in string.Formatter().parse(rule.message.replace("<stage>", stage)):
+        said += before
+        if inner is None:
+            continue
+        if ast.unparse(ast.parse(inner.strip(), mode="eval").body) == value:
+            said += f"{{{{ $value | {HUMANE.get((form or '')[-1:], 'humanize')} }}}}{'B' * (form == 'B')}"
+        elif (fixed := _Writing(rule, stage, facts).fixed(inner)) is not None:
+            said += shown(fixed, form or "")
+        else:
+            return f"{rule.id.replace('_', ' ')}: {_condition(rule, stage, facts)}"
+    return said
+
+
+def _condition(rule: Rule, stage: str, facts: Facts) -> str:
+    """The condition as it reads, with numbers in place of thresholds where they are known."""
+    text = bare(" ".join(rule.when.replace("<stage>", stage).split()))
+    for name in rule.thresholds:
+        if (fixed := _Writing(rule, stage, facts).fixed(name)) is not None:
+            text = re.sub(rf"\b{name}\b", shown(fixed), text)
+    return text
+
+
+def _is_count(tree: ast.expr) -> bool:
+    return isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id == "count"
 
 
 class _Writing:
@@ -71,6 +110,13 @@ class _Writing:
             case ast.Call(func=ast.Name(id=name), args=args):
                 self._call(name, args)
         raise Untold(f"{ast.unparse(tree)} has no form in PromQL")
+
+    def fixed(self, text: str) -> float | None:
+        """The number that a threshold, or settings, come to whatever the run does; None where there is none."""
+        try:
+            return float(self.number(self._parsed(text)))
+        except (Untold, ValueError):
+            return None
 
     def _known(self, tree: ast.expr, holds: bool) -> bool | None:
         """What a condition comes to without any series: one of settings alone."""

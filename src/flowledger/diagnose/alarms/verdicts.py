@@ -53,7 +53,8 @@ def fired(course: Course, firing: Firing, position: int, lang: str = "en") -> Fi
     """An alarm at the step at which it fired."""
     rule = course.rule
     again = [one.step for one in course.firings if one.step > firing.step]
-    course_of_it = f"true in {course.held} of {course.judged} steps" + (
+    since = f"since step {firing.since}, {rule.hold} steps in a row" if rule.hold > 1 else f"at step {firing.step}"
+    course_of_it = f"true {since}; in {course.held} of the {course.judged} steps judged" + (
         f"; fired again at step {again[0]}" if again else ""
     )
     next_step = rule.next_step_zh if lang == "zh" and rule.next_step_zh else rule.next_step

@@ -1,6 +1,7 @@
 """What an alarm says when it fires: its message with values in it, and the values and thresholds that it fired on."""
 
 import math
+import re
 from collections.abc import Sequence
 
 from flowledger.diagnose.alarms.moments import Value
@@ -11,6 +12,20 @@ from flowledger.diagnose.alarms.rules import Compiled
 FROM = {
     "plan": "from the plan", "config": "from the configuration", "history": "from the run's own history",
     "default": "default",
+}  # fmt: skip
+
+IN_BRACKETS = re.compile(r"""m\[(['"])(.*?)\1\]""")
+# What a function is called where its value is told; {x} what it is of, {k} its steps.
+PLAIN = {
+    "usual": "usual {x}", "spread": "usual spread of {x}", "early": "{x} at the start of the run", "prev": "{x} {k} before",
+    "mean": "mean of {x} over {k}", "median": "median of {x} over {k}", "mad": "median deviation of {x} over {k}",
+    "low": "least {x} of {k}", "high": "most {x} of {k}", "slope": "change of {x} a step over {k}",
+    "rising": "{x} rose in each of {k}", "falling": "{x} fell in each of {k}", "steady": "{x} was the same for {k}",
+    "ranks_max": "{x} of the rank that has most", "ranks_min": "{x} of the rank that has least", "ranks_mean": "mean {x} of the ranks",
+    "ranks_median": "median {x} of the ranks", "ranks_others": "median {x} of all ranks but the largest",
+    "ranks_spread": "difference between the largest and the smallest {x} of the ranks", "worst": "the rank that has most {x}",
+    "fraction": "share of {k} in which {x}", "config": "{x} of the configuration", "size": "size of {x}", "planned": "planned {x}",
+    "noise_floor": "noise floor",
 }  # fmt: skip
 
 
@@ -32,21 +47,37 @@ def shown(value: Value, form: str = "") -> str:
     return f"{value:{form}}" if form and form[-1] != "d" else f"{value:,.0f}" if form else f"{value:.4g}"
 
 
-def told(
-    program: Program, alarm: Compiled, values: Sequence[Value], step: int, since: int, numbers: Numbers
-) -> tuple[str, ...]:
-    """Sentences of evidence: the numbers, each threshold with its origin, what rows say besides, and since when."""
+def told(program: Program, alarm: Compiled, values: Sequence[Value], step: int, numbers: Numbers) -> tuple[str, ...]:
+    """Sentences of evidence: the numbers, each threshold with its origin, and what rows say besides."""
     parts = {node: program.parts[node] for node in program.below(alarm.when)}
     found = [
-        f"step {step}: {part.text} = {shown(values[node])}"
+        f"step {step}: {plain(program, node, values)} = {shown(values[node])}"
         for node, part in parts.items()
         if values[node] is not None and part.kind in ("metric", "back", "ranks", "facts")
     ]
     found += [line for name in alarm.thresholds if (line := _threshold(program, alarm, name, values))]
     found += [note for part in parts.values() if (note := numbers.notes.get((part.name or part.key, step)))]
-    if since != step:
-        found.append(f"true from step {since} to step {step}")
     return tuple(dict.fromkeys(found))
+
+
+def bare(text: str) -> str:
+    """An expression with the names of metrics as they are: `reward/std` for m["reward/std"]."""
+    return IN_BRACKETS.sub(r"\2", text)
+
+
+def plain(program: Program, node: int, values: Sequence[Value]) -> str:
+    """What a value is called: `usual ref_kl` for usual(first(ref_kl, policy_kl)) where ref_kl is the one that is known."""
+    part = program.parts[node]
+    if part.kind == "metric":
+        return part.name
+    if part.name == "first":
+        return plain(program, next((one for one in part.children if values[one] is not None), part.children[0]), values)
+    if part.name not in PLAIN:
+        return bare(part.text)
+    steps = re.search(r", (\d+)\)$", part.text)
+    count = int(steps[1]) if steps else 1
+    x = part.key or (plain(program, part.children[0], values) if part.children else "")
+    return PLAIN[part.name].format(x=x, k=f"{count} steps" if count != 1 else "a step")
 
 
 def _threshold(program: Program, alarm: Compiled, name: str, values: Sequence[Value]) -> str:
@@ -55,7 +86,7 @@ def _threshold(program: Program, alarm: Compiled, name: str, values: Sequence[Va
         if values[node] is None:
             continue
         source = alarm.rule.thresholds[name].source if origin == "default" else ""
-        text = "" if origin == "default" else f": {program.parts[node].text}"
+        text = "" if origin == "default" else f": {bare(program.parts[node].text)}"
         return f"{name} = {shown(values[node])}, {FROM[origin]}{text}{f' ({source})' if source else ''}"
     return ""
 

@@ -52,16 +52,22 @@ def _told(group: str, places: dict[int, Place]) -> Answer:
         who = "a rank of each"
     where = f" of group {group}" if group else ""
     return failed(
-        f"ranks are in different collectives{where}: {shown}: {end}", *_sentences(at), rank=at[first][0],
+        f"ranks are in different collectives{where}: {shown}: {end}", *_sentences(at), *_caution(group), rank=at[first][0],
         confidence=CONFIDENCE if group else NOT_NAMED,
-        next_step=f"`py-spy dump --pid PID` of {who} ({_ranks(at[first])}) shows what it does instead; then compare the ranks' numbers "
-        "of micro-batches, and of tokens: a rank with fewer, or a branch that only some take, calls other collectives",
+        next_step=f"run it again and, while it hangs, `py-spy dump --pid PID` of {who} ({_ranks(at[first])}): it shows what it does "
+        "instead; compare the ranks' numbers of micro-batches and of tokens: a rank with fewer, or a branch that only some take, "
+        "calls other collectives",
     )  # fmt: skip
 
 
 def _sentences(at: dict[Place, list[int]]) -> Iterator[str]:
     for place, ranks in list(at.items())[:MOST]:
         yield f"{_ranks(ranks)}: NCCL's watchdog caught collective {place} waiting"
+
+
+def _caution(group: str) -> Iterator[str]:
+    if not group:
+        yield "the lines do not name the group of ranks: the numbers are compared as those of one group"
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -1,5 +1,7 @@
 """Data quality: prompts, then responses, then rewards, and at last whether the numbers told are those of the samples."""
 
+from collections.abc import Mapping
+
 from flowledger.diagnose.orders.answer import Answer, passed, skipped
 from flowledger.diagnose.orders.evidence import Evidence
 
@@ -40,7 +42,7 @@ def numbers(evidence: Evidence) -> Answer:
     return passed(compared[0].message) if compared else skipped()
 
 
-def _looked(evidence: Evidence, things: dict[str, tuple[str, ...]], more: tuple[str, ...]) -> Answer:
+def _looked(evidence: Evidence, things: Mapping[str, tuple[str, ...]], more: tuple[str, ...]) -> Answer:
     """Passed where each thing has a number; else what was missing, after what is known."""
     found = {thing: list(evidence.figures(*names)) for thing, names in things.items()}
     figures = [*(one for told in found.values() for one in told), *evidence.figures(*more)]
@@ -48,6 +50,10 @@ def _looked(evidence: Evidence, things: dict[str, tuple[str, ...]], more: tuple[
     if not figures or len(unseen) == len(things):
         return skipped()
     if unseen:
-        return skipped(*unseen).but(evidence=tuple(figures))
+        known = "; ".join(told[0] for told in found.values() if told)
+        return skipped(*unseen).but(
+            message=f"{known}; not known: {', '.join(name for name, told in found.items() if not told)}",
+            evidence=tuple(figures),
+        )
     leading = [told[0] for told in found.values()]
     return passed("; ".join(leading), *(one for one in figures if one not in leading))

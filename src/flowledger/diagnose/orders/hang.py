@@ -2,8 +2,8 @@
 
 from flowledger.diagnose.orders import answer
 from flowledger.diagnose.orders.answer import Answer, failed, passed, skipped
-from flowledger.diagnose.orders.evidence import GONE, Evidence
 from flowledger.diagnose.orders.collectives import apart
+from flowledger.diagnose.orders.evidence import GONE, Evidence
 from flowledger.diagnose.orders.table import orders
 
 MOST = 8

@@ -47,7 +47,7 @@ def import_into(
 
     Raises BadInput where nothing in them can be read.
     """
-    notes = Notes(framework=framework)
+    notes = Notes(assumed=framework)
     chosen = list(_chosen(sources, form, notes))
     if not chosen:
         raise BadInput(_nothing(sources, notes))
@@ -132,7 +132,9 @@ def _files(sources: Sequence[Path]) -> Iterator[Source]:
     """Every file of the sources. Raises BadInput for a path that is not there."""
     for path in sources:
         if _is_run(path):
-            raise BadInput(f"{path} is a run already: nothing is to be imported; look at it with flowledger diagnose {path}")
+            raise BadInput(
+                f"{path} is a run already: nothing is to be imported; look at it with flowledger diagnose {path}"
+            )
         if path.is_dir():
             inside = sorted(_walk(path), key=_natural)
             if len(inside) > MOST_FILES:

@@ -36,9 +36,17 @@ def table_of(names: Iterable[str]) -> str | None:
     Names without a `/`, and those that trackers put `train/` before, are of many frameworks: they are not counted.
     """
     known = list(names)
-    if (table := next((table for sign, table in SIGNS if any(name.startswith(sign) for name in known)), None)) is not None:
+    if (
+        table := next((table for sign, table in SIGNS if any(name.startswith(sign) for name in known)), None)
+    ) is not None:
         return table
-    counted = Counter(table for name in known if "/" in name and not name.startswith("train/") for table in name_tables() if canonical(table, name) != name)
+    counted = Counter(
+        table
+        for name in known
+        if "/" in name and not name.startswith("train/")
+        for table in name_tables()
+        if canonical(table, name) != name
+    )
     best = [table for table, count in counted.items() if count == max(counted.values())]
     return best[0] if len(best) == 1 else None
 

@@ -14,6 +14,7 @@ class Notes:
 
     framework: str | None = None
     framework_version: str | None = None
+    assumed: str | None = None  # the framework of files that do not say, as the user told
     config: dict[str, Any] = field(default_factory=dict)  # as the framework itself prints it
     command: str | None = None  # the launch command, as a shell echoed it
     columns: dict[str, str] = field(default_factory=dict)  # of tables: the name of a column -> the name that it got

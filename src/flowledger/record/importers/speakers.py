@@ -64,7 +64,8 @@ def _split(who: Speaker, line: str) -> tuple[Speaker, str]:
         if (found := RAY.match(line)) is not None:
             who = _speaker(found["role"] or who.role, found["pid"], found["ip"] or who.ip, who.rank)
         elif (found := RANK.match(line)) is not None:
-            who = who._replace(rank=int(found["rank"]))
+            if who.rank is None:  # the launcher's comes first; what follows may be the rank within a group
+                who = who._replace(rank=int(found["rank"]))
         elif (found := LOGGER.match(line)) is None:
             break
         line = line[found.end() :]

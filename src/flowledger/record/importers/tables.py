@@ -12,6 +12,7 @@ from flowledger.record.importers.figures import number
 from flowledger.record.importers.names import MOST_NAMES, Names, table_of
 from flowledger.record.importers.notes import Notes
 from flowledger.record.importers.source import Source
+from flowledger.tables.metrics import name_tables
 
 # Columns that are the step, the best first: what a tracker counts itself is the last choice.
 STEPS = (
@@ -134,9 +135,15 @@ class Own(dict[str, str | None]):
         return name
 
 
+def _known(notes: Notes) -> str | None:
+    """The table of the framework that other files, or the user, have named."""
+    framework = notes.framework or notes.assumed
+    return TABLES.get(framework, framework) if framework in name_tables() or framework in TABLES else None
+
+
 def names_of(columns: Iterable[str], prefix: str, where: str, notes: Notes) -> Names:
     """The names of the framework whose columns these are; where they do not say, of the one that is known already."""
-    table = table_of(name.removeprefix(prefix) for name in columns) or TABLES.get(notes.framework or "", notes.framework)
+    table = table_of(name.removeprefix(prefix) for name in columns) or _known(notes)
     if table == "trl_grpo":
         table = trl.table_of(where, notes)
     if table is not None:
@@ -202,7 +209,9 @@ def _run_prefix(columns: Iterable[str], notes: Notes) -> str:
     before = {name.rpartition(" - ")[0] for name in columns if name not in STEPS}
     if len(before) > 1 and "" not in before:
         runs = ", ".join(sorted(before)[:4])
-        notes.remark(f"{len(before)} runs stand side by side in one table ({runs}): export one of them alone to have its names known")
+        notes.remark(
+            f"{len(before)} runs stand side by side in one table ({runs}): export one of them alone to have its names known"
+        )
     return f"{before.pop()} - " if len(before) == 1 and "" not in before else ""
 
 

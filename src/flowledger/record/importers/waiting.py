@@ -7,7 +7,10 @@ from flowledger.record.importers.speakers import Speaker
 
 WORK = re.compile(r"WorkNCCL\(SeqNum=(?P<number>\d{1,18}), OpType=(?P<kind>\w{1,60})")
 # `[Rank 2]`; with the group since torch 2.2: `[PG 1 Rank 2]`, `[PG ID 0 PG GUID 0(default_pg) Rank 2]`.
-WHO = re.compile(r"\[(?:PG (?:ID )?(?P<group>\d{1,9})(?: PG GUID [^\]\s]{1,80})? )?Rank (?P<rank>\d{1,6})\] Watchdog caught")
+# An ID is counted by each rank for itself, a GUID by all together.
+WHO = re.compile(
+    r"\[(?:PG (?:ID \d{1,9} PG )?(?:GUID )?(?P<group>\d{1,9})[^\]\s]{0,80} )?Rank (?P<rank>\d{1,6})\] Watchdog caught"
+)
 MOST = 512  # ranks of one log that are kept
 
 
