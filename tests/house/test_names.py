@@ -29,7 +29,15 @@ def test_folders_go_two_deep_except_for_the_named_third_level() -> None:
     deep = {folder for folder in third if folder.count("/") >= 1}
     readers = {f"config/{name}" for name in ("verl", "trl", "openrlhf", "slime", "areal", "nemo_rl", "shell")}
     engines = {"plan/megatron", "plan/fsdp", "plan/trace"}
-    rest = {"record/adapters", "record/gpu", "record/importers", "run/algorithms", "run/faults", "run/parallel", "show/page"}
+    rest = {
+        "record/adapters",
+        "record/gpu",
+        "record/importers",
+        "run/algorithms",
+        "run/faults",
+        "run/parallel",
+        "show/page",
+    }
     meanings = {f"diagnose/{name}" for name in ("alarms", "checks", "diff", "measures", "orders", "reports")}
     assert deep <= readers | engines | rest | meanings
 

@@ -54,14 +54,18 @@ def test_a_token_stands_in_the_column_that_a_padded_form_of_its_sample_had_for_i
     tokens = Tokens(lambda row, frame, now: written.append(row), groups=1)
     tokens.group(["a", "b"], ["g", "g"])
     frame = Frame("old_log_prob", "stage")
-    full = torch.tensor([[0, 0, 11, 12, 13, 0], [0, 21, 22, 23, 24, 25]])  # prompts [B, 3] padded left, responses [B, 3] right
+    full = torch.tensor(
+        [[0, 0, 11, 12, 13, 0], [0, 21, 22, 23, 24, 25]]
+    )  # prompts [B, 3] padded left, responses [B, 3] right
     mask = (full > 0).long()
     tokens.see(["a", "b"], {"full_sequence": full, "attention_mask": mask, "response_mask": mask[:, 3:]}, frame, 0)
     padded = {(row.sample_id, row.position): row.token_id for row in written}
     assert padded[("a", 2)] == 11 and padded[("b", 5)] == 25 and len(padded) == 8
     written.clear()
     own = {
-        "full_sequence": torch.nested.nested_tensor([torch.tensor([11, 12, 13]), torch.arange(21, 26)], layout=torch.jagged),
+        "full_sequence": torch.nested.nested_tensor(
+            [torch.tensor([11, 12, 13]), torch.arange(21, 26)], layout=torch.jagged
+        ),
         "old_log_prob": torch.nested.nested_tensor(
             [torch.tensor([-0.2, -0.3]), torch.tensor([-1.0, -2.0, -3.0])], layout=torch.jagged
         ),

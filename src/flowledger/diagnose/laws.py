@@ -217,7 +217,11 @@ def identities(ledger: Ledger) -> Answer:
         f"WHERE loss_mask = 1 AND old_log_prob IS NOT NULL AND {WHOLE}"
     )
     if not tokens:
-        lacks = "a token in the loss: none of the recorded groups is" if _tokens(ledger, "loss_mask IS NOT NULL") else TOKENS
+        lacks = (
+            "a token in the loss: none of the recorded groups is"
+            if _tokens(ledger, "loss_mask IS NOT NULL")
+            else TOKENS
+        )
         return Answer(needs=(lacks,))
     noise = noise_floor(ledger)
     sampling = ledger.directory.manifest.config.get("rollout") or {}

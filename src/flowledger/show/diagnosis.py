@@ -229,7 +229,9 @@ def _block(
     if not lines:
         return
     cut = say is not None and most <= MOST  # what is quoted may be a traceback
-    shown = [Text(harmless(f"{line[:LONG]}…" if cut and len(line) > LONG else line), style=style) for line in lines[:most]]
+    shown = [
+        Text(harmless(f"{line[:LONG]}…" if cut and len(line) > LONG else line), style=style) for line in lines[:most]
+    ]
     if len(lines) > most and say is not None:
         shown.append(Text(say("more", count=len(lines) - most), style="dim"))
     grid = Grid.grid(padding=(0, 1, 0, 0))

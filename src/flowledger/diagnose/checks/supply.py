@@ -33,7 +33,9 @@ def repeated(ledger: Ledger) -> Answer:
     """A step with the prompts of the step before, while others of the data wait for their turn."""
     rows = ledger.rows(PROMPTS)
     if len(rows) < 2:
-        return Answer(needs=("all prompts of two steps: record.level = tokens, and record.groups as many as a step has",))
+        return Answer(
+            needs=("all prompts of two steps: record.level = tokens, and record.groups as many as a step has",)
+        )
     seen: Counter[int] = Counter(rows[0]["prompts"])
     breaches = []
     for before, row in pairwise(rows):
