@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from typing import Any
 
 import pytest
 
+from flowledger.cli import source_kinds
 from flowledger.diagnose import findings as detecting
+from flowledger.flow.errors import BadInput
 from flowledger.ledger.rows import FindingRow, TokenRow
 from tests.cli.conftest import Call
 from tests.diagnose import sick
@@ -221,3 +224,18 @@ def test_a_framework_that_is_none_is_told_with_the_nearest(call: Call, tmp_path:
     table = write(tmp_path / "metrics.csv", b"step,kl\n1,0.5\n")
     code, _, err = call("diagnose", table, "--framework", "verll")
     assert code == 2 and "--framework 'verll'" in err and "did you mean verl?" in err
+
+
+def test_a_pipe_is_read_and_one_into_which_nobody_writes_is_not_waited_for(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(source_kinds, "PATIENCE_S", 0)
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    other = os.open(pipe, os.O_RDWR)  # somebody has it open
+    with pytest.raises(BadInput, match="nobody has written"):
+        source_kinds.drained(pipe, tmp_path / "none")
+    os.close(other)
+    reader, end = os.pipe()
+    os.write(end, b"step:1 - a:1\n")
+    os.close(end)
+    assert source_kinds.drained(Path(f"/dev/fd/{reader}"), tmp_path / "log").read_bytes() == b"step:1 - a:1\n"
+    os.close(reader)

@@ -15,6 +15,9 @@ import psutil
 import pytest
 import yaml
 
+from flowledger.diagnose.alarms import rules
+from flowledger.diagnose.alarms.webhook import checked, where
+from flowledger.flow.errors import BadInput
 from flowledger.ledger import directory
 from flowledger.ledger.manifest import Manifest
 from flowledger.ledger.manifest import Process as Launcher
@@ -179,3 +182,15 @@ def test_a_log_is_no_run_and_what_makes_one_of_it_is_said(call: Call, tmp_path: 
     code, out, err = call("watch", path, "--once")
     assert (code, out) == (2, "")
     assert f"flowledger import {path} -o RUN" in err and f"flowledger diagnose {path}" in err
+
+
+def test_what_stands_behind_the_host_of_a_webhook_is_not_printed() -> None:
+    assert where("https://hooks.example.com:8443/T0/B0/hidden") == "https://hooks.example.com:8443/…"
+    with pytest.raises(BadInput, match="a name and a password") as told:
+        checked("http://me:hidden@example.com/hook")
+    assert "hidden" not in str(told.value)
+
+
+def test_alarms_are_read_from_files_alone() -> None:
+    with pytest.raises(BadInput, match="no regular file"):
+        rules.read(Path("/dev/zero"))

@@ -108,6 +108,8 @@ class _Desk:
         """Read one source, or note why it cannot be; logs of one run wait until all are known."""
         try:
             path = self._stdin() if word == "-" else Path(word).expanduser()
+            if path.is_fifo():  # `diagnose <(…)`
+                path = kinds.drained(path, self._place / f"pipe-{len(self._logs)}")
             takes = self._taker(word, path)
             takes(word, path)
         except Exception as error:  # noqa: BLE001  whatever a file holds, the other sources are looked at
@@ -136,9 +138,9 @@ class _Desk:
             return self._run if (path / "manifest.json").exists() else self._log
         if not path.exists():
             return self._named
-        if not path.is_file() and not path.is_fifo():
+        if not path.is_file():
             raise BadInput("neither a file nor a directory")
-        if path.stat().st_size == 0 and path.is_file():
+        if path.stat().st_size == 0:
             raise BadInput("empty")
         if (why := kinds.NOT_READ.get(path.suffix.lower())) is not None:
             raise BadInput(why)

@@ -1,7 +1,10 @@
 """What a file is, as its first bytes and keys tell, and why one cannot be read."""
 
 import json
+import os
 import re
+import select
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +27,7 @@ NOT_READ = {
     ".js": "the program of a web page is not read: give a run, a log, a configuration, a traceback or a report",
 }
 NOT_READ[".htm"] = NOT_READ[".html"]
+PATIENCE_S = 10  # with a pipe
 LARGEST = 64 << 20  # bytes of a JSON document that is read whole
 
 
@@ -42,6 +46,17 @@ def check_framework(name: str | None) -> None:
 
     if name is not None and name not in FRAMEWORKS:
         raise BadInput(f"--framework {name!r} is none of {', '.join(FRAMEWORKS)}{nearest(name, FRAMEWORKS)}")
+
+
+def drained(pipe: Path, into: Path) -> Path:
+    """What comes out of a pipe, as a file. Raises BadInput where nobody writes into it."""
+    descriptor = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)  # else this would wait for somebody to write
+    with os.fdopen(descriptor, "rb") as source, into.open("wb") as file:
+        if not select.select([source], [], [], PATIENCE_S)[0]:
+            raise BadInput(f"a pipe into which nobody has written for {PATIENCE_S} s")
+        os.set_blocking(descriptor, True)
+        shutil.copyfileobj(source, file)
+    return into
 
 
 def is_report(path: Path) -> bool:

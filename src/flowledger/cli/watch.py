@@ -51,7 +51,7 @@ def watch(
     Exit codes: 0 no alarm, 1 an alarm fired, 2 bad input, 130 Ctrl-C.
     """
     from flowledger.diagnose.alarms.live import Watch
-    from flowledger.diagnose.alarms.webhook import Webhook
+    from flowledger.diagnose.alarms.webhook import Webhook, where
 
     check_run(run)
     watched = Watch(run, alarms(rules), lang.value)
@@ -65,7 +65,7 @@ def watch(
             hook.close()
             if hook.lost:
                 print(
-                    f"flowledger: {hook.lost} of {hook.lost + hook.sent} alarms did not reach {hook.url}: {hook.failure}",
+                    f"flowledger: {hook.lost} of {hook.lost + hook.sent} alarms did not reach {where(hook.url)}: {hook.failure}",
                     file=sys.stderr,
                 )
     if teller.fired:

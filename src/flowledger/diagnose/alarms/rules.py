@@ -27,7 +27,7 @@ Goal = Literal["correctness", "stability", "performance", "memory", "balance", "
 Severity = Literal["warning", "error", "critical"]
 ORIGINS = ("plan", "config", "history", "default")  # of a threshold: the first that is known counts
 LARGEST = 1 << 20  # bytes of a file of rows
-FORMAT = re.compile(r"(,?\.?\d*[defg%]?|B|)")
+FORMAT = re.compile(r"(,?\.?\d{0,2}[defg%]?|B|)")
 
 
 class Threshold(BaseModel):
@@ -93,6 +93,8 @@ def built_in() -> tuple[Rule, ...]:
 def read(path: Path) -> tuple[Rule, ...]:
     """The rows of a user's file. Raises BadInput for anything that cannot be one."""
     try:
+        if path.exists() and not path.is_file():
+            raise BadInput(f"{path} is no regular file; alarms are rows of a YAML file")
         if path.stat().st_size > LARGEST:
             raise BadInput(f"{path}: {path.stat().st_size:,} bytes; a file of alarms has at most {LARGEST:,}")
         text = path.read_text(encoding="utf-8")

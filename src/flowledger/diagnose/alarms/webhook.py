@@ -84,7 +84,16 @@ def checked(url: str) -> str:
         fine = False
     if not fine or any(char.isspace() or not char.isprintable() for char in url):
         raise BadInput(f"--webhook {url!r}: a URL that begins with http:// or https:// and names a host")
+    if parts.username or parts.password:
+        raise BadInput(f"--webhook {where(url)}: a name and a password in a URL are not sent; give a URL without them")
     return url
+
+
+def where(url: str) -> str:
+    """The URL as far as it may be printed: what stands behind the host is often the secret."""
+    parts = urlsplit(url)
+    port = f":{parts.port}" if parts.port else ""
+    return f"{parts.scheme}://{parts.hostname}{port}/…"
 
 
 class _Stay(urllib.request.HTTPRedirectHandler):
