@@ -54,7 +54,8 @@ def test_faults_of_a_file_are_put_in_and_those_that_nobody_notices_are_missed(ca
     assert nothing["fired"] == []
 
 
-def test_the_matrix_and_a_ledger_that_is_kept(call: Call, tmp_path: Path) -> None:
+def test_the_matrix_and_a_ledger_that_is_kept(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     code, out, _ = call("selftest", "loss_mask_left", "--clean", 0, "--keep", tmp_path / "kept")
     assert code == 0
     assert "1 of 1 faults caught within two steps" in out
