@@ -3,6 +3,7 @@
 import os
 import platform
 import socket
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,14 @@ class Manifest(msgspec.Struct, kw_only=True, frozen=True):
     def observed_state(self) -> str:
         """The state as it is now: an open run whose launcher has died has crashed."""
         return "crashed" if self.state == "open" and self.launcher.is_gone() else self.state
+
+
+def value_at(config: Mapping[str, Any], key: str) -> Any:
+    """What a configuration has under a dotted key; None where it has nothing there."""
+    found: Any = config
+    for word in key.split("."):
+        found = found.get(word) if isinstance(found, Mapping) else None
+    return found
 
 
 def _cpu_model() -> str:

@@ -17,6 +17,7 @@ from flowledger.flow.errors import BadInput
 from flowledger.ledger import flow_facts
 from flowledger.ledger.assemble import assemble
 from flowledger.ledger.directory import Process, RunDirectory, open_run
+from flowledger.ledger.manifest import value_at
 from flowledger.ledger.rows import PART_COLUMNS, ROWS, Row, columns
 
 MOST_ROWS = 1_000_000  # of one answer to a user's query
@@ -50,6 +51,10 @@ class Ledger:
     @property
     def run(self) -> str:
         return self.directory.manifest.run
+
+    def setting(self, key: str) -> Any:
+        """What the run was asked for under a dotted key; None where its configuration has nothing there."""
+        return value_at(self.directory.manifest.config, key)
 
     def rows(self, sql: str, params: Params = ()) -> list[dict[str, Any]]:
         """The result as one dict a row."""

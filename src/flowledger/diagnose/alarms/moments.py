@@ -4,6 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from flowledger.ledger.manifest import value_at
+
 Value = float | int | bool | str | None
 
 
@@ -17,11 +19,7 @@ class Facts:
 
     def setting(self, key: str) -> Value:
         """The setting with this dotted key; None where there is none, or it is a section."""
-        found: Any = self.config
-        for word in key.split("."):
-            if not isinstance(found, Mapping) or word not in found:
-                return None
-            found = found[word]
+        found = value_at(self.config, key)
         return found if isinstance(found, float | int | bool | str) else None
 
 

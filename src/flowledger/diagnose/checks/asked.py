@@ -1,6 +1,6 @@
 """Questions to a run, as a table: what must hold, where that is known from, what to do where it does not."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,17 +32,9 @@ class Question:
     confidence: float = 0.95
 
 
-def setting(ledger: Ledger, key: str) -> Any:
-    """What a run was asked for under a dotted key; None where its configuration has nothing there, or is another's."""
-    at: Any = ledger.directory.manifest.config
-    for part in key.split("."):
-        at = at.get(part) if isinstance(at, Mapping) else None
-    return at
-
-
 def number(ledger: Ledger, key: str) -> float | None:
-    """The same, where it is a number."""
-    found = setting(ledger, key)
+    """A setting of the run, where it is a number."""
+    found = ledger.setting(key)
     return found if isinstance(found, int | float) and not isinstance(found, bool) else None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from flowledger.diagnose.missing import WHOLE
+from flowledger.ledger.manifest import value_at
 from flowledger.ledger.reader import Ledger
 
 MOST_TOKENS, MOST_SAMPLES = 20_000, 20_000  # that are looked at, about
@@ -82,10 +83,8 @@ class Told:
 
     def setting(self, key: str, default: Any = None) -> Any:
         """A dotted key of the configuration; `default` where it is not there or null."""
-        at: Any = self.config
-        for part in key.split("."):
-            at = at.get(part) if isinstance(at, Mapping) else None
-        return default if at is None else at
+        found = value_at(self.config, key)
+        return default if found is None else found
 
 
 _KNOWN: "WeakKeyDictionary[Ledger, Told]" = WeakKeyDictionary()

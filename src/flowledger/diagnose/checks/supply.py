@@ -4,7 +4,7 @@ from collections import Counter
 from itertools import pairwise
 
 from flowledger.diagnose.checks.answers import Breach
-from flowledger.diagnose.checks.asked import Answer, Question, asked, number, setting
+from flowledger.diagnose.checks.asked import Answer, Question, asked, number
 from flowledger.diagnose.missing import WHOLE
 from flowledger.ledger.reader import Ledger
 from flowledger.ledger.rows import FindingRow
@@ -64,7 +64,7 @@ GROUP BY step ORDER BY step
 def cut(ledger: Ledger) -> Answer:
     """Prompts that are exactly as long as they may be, where those that are longer are cut."""
     limit = number(ledger, "data.max_prompt_tokens")
-    if not str(setting(ledger, "data.too_long")).startswith("truncate") or limit is None:
+    if not str(ledger.setting("data.too_long")).startswith("truncate") or limit is None:
         return Answer(needs=("a configuration that cuts prompts: data.too_long = truncate_left",))
     rows = ledger.rows(LENGTHS, [limit])
     if not rows:

@@ -23,14 +23,6 @@ class Measure:
     of_tokens: str = ""  # the column of `tokens` that it is made of: of a few groups only, where no more are recorded
 
 
-def of_config(ledger: Ledger, dotted: str) -> Any:
-    """A value of the run's configuration, by its key; None where it has none."""
-    found: Any = ledger.directory.manifest.config
-    for word in dotted.split("."):
-        found = found.get(word) if isinstance(found, dict) else None
-    return found
-
-
 def named(columns: Sequence[tuple[str, str]]) -> str:
     """Formulas as columns named by their metrics."""
     return ", ".join(f'({formula})::DOUBLE AS "{name}"' for name, formula in columns)

@@ -4,7 +4,7 @@ weights are. Means are over the tokens of the loss mask and all passes through t
 
 from typing import Any
 
-from flowledger.diagnose.measures.measure import Measure, Rows, named, of_config
+from flowledger.diagnose.measures.measure import Measure, Rows, named
 from flowledger.diagnose.missing import WHOLE
 from flowledger.ledger.reader import Ledger
 
@@ -78,9 +78,9 @@ COLUMNS = (
 
 def bounds_and_form(ledger: Ledger) -> tuple[dict[str, Any], tuple[str, str]]:
     """The bounds of the clip, where the loss clips token by token, and `ref_kl` in the form that the run uses."""
-    clips = of_config(ledger, "algorithm.policy_loss") == "vanilla"
-    bounds = {name: of_config(ledger, f"algorithm.clip_{name}") if clips else None for name in ("low", "high", "dual")}
-    form = str(of_config(ledger, "algorithm.kl_form") or "").rstrip("+")
+    clips = ledger.setting("algorithm.policy_loss") == "vanilla"
+    bounds = {name: ledger.setting(f"algorithm.clip_{name}") if clips else None for name in ("low", "high", "dual")}
+    form = str(ledger.setting("algorithm.kl_form") or "").rstrip("+")
     of_form = FORMS.get(SAME.get(form, form))
     return bounds, ("ref_kl", f"avg({of_form})" if of_form else "avg(kl)")
 
@@ -99,8 +99,8 @@ def update(ledger: Ledger) -> Rows:
 
 def loss_rejects(ledger: Ledger) -> bool:
     """Whether the loss takes tokens out of its mask by itself (bypass_mode with rejections): which ones is not recorded."""
-    correction = of_config(ledger, "algorithm.rollout_correction.rejections")
-    return of_config(ledger, "algorithm.policy_loss") == "bypass_mode" and bool(correction)
+    correction = ledger.setting("algorithm.rollout_correction.rejections")
+    return ledger.setting("algorithm.policy_loss") == "bypass_mode" and bool(correction)
 
 
 def why_not(ledger: Ledger) -> str:

@@ -1,6 +1,6 @@
 """Metrics of samples: how long, how they ended, what they earned, which were dropped."""
 
-from flowledger.diagnose.measures.measure import Measure, Rows, named, of_config
+from flowledger.diagnose.measures.measure import Measure, Rows, named
 from flowledger.diagnose.missing import WHOLE
 from flowledger.ledger.reader import Ledger
 
@@ -98,14 +98,14 @@ def plain(ledger: Ledger) -> Rows:
 
 def truncated(ledger: Ledger) -> Rows:
     """Cut-off responses, by the real limit."""
-    limit = of_config(ledger, "rollout.max_response_tokens")
-    stops = list(of_config(ledger, "rollout.stop_token_ids") or ())
+    limit = ledger.setting("rollout.max_response_tokens")
+    stops = list(ledger.setting("rollout.stop_token_ids") or ())
     return ledger.rows(TRUNCATED, [limit, stops, limit])
 
 
 def prompts_cut(ledger: Ledger) -> Rows:
     """Prompts that fill their limit."""
-    limit = of_config(ledger, "data.max_prompt_tokens")
+    limit = ledger.setting("data.max_prompt_tokens")
     column = named((("prompt_truncation_ratio", "avg((prompt_length >= ?)::INT)"),))
     return ledger.rows(f"SELECT step, {column} FROM ({SAMPLES}) GROUP BY step", [limit])
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
-from flowledger.diagnose.measures.measure import Measure, Rows, named, of_config
+from flowledger.diagnose.measures.measure import Measure, Rows, named
 from flowledger.diagnose.missing import WHOLE
 from flowledger.flow.errors import BadInput
 from flowledger.ledger.reader import Ledger
@@ -54,7 +54,7 @@ class Shape:
 
 def shape_of(ledger: Ledger) -> Shape | None:
     """Of the model of the run, by its published sizes or those that the run was bound to; None where they do not say."""
-    path = of_config(ledger, "model.path")
+    path = ledger.setting("model.path")
     known = models.find(path) if isinstance(path, str) else None
     if known is not None and known.mla is None and known.linear is None:
         attention = known.heads * known.head_dim
@@ -66,7 +66,7 @@ def shape_of(ledger: Ledger) -> Shape | None:
         return None
     width = b["F"]
     if b.get("E", 1) > 1:
-        width = of_config(ledger, "model.tiny.experts_per_token") * b["F"] if path == "tiny" else 0
+        width = ledger.setting("model.tiny.experts_per_token") * b["F"] if path == "tiny" else 0
     if not width:
         return None
     layer = 2 * b["H"] * (b["A"] + b["K"]) * b["D"] + 3 * b["H"] * width
@@ -91,7 +91,7 @@ def peak_of(ledger: Ledger) -> tuple[float, str]:
         "SELECT rank, any_value(device) AS device FROM processes WHERE rank IS NOT NULL GROUP BY rank"
     )
     (seen,) = ledger.rows("SELECT count(device_used) > 0 AS gpu FROM memory WHERE source <> 'plan'")
-    dtype, stated = str(of_config(ledger, "model.dtype") or "bfloat16"), of_config(ledger, "hardware.gpu")
+    dtype, stated = str(ledger.setting("model.dtype") or "bfloat16"), ledger.setting("hardware.gpu")
     total = 0.0
     for row in devices:
         if row["device"] == "cpu" and not seen["gpu"]:
@@ -125,8 +125,8 @@ def utilisation(ledger: Ledger) -> Rows:
     shape, (peak, _) = shape_of(ledger), peak_of(ledger)
     if shape is None or not peak:
         return []
-    again = bool(of_config(ledger, "actor.activation_checkpointing")) or (
-        of_config(ledger, "actor.engine.recompute.granularity") == "full"
+    again = bool(ledger.setting("actor.activation_checkpointing")) or (
+        ledger.setting("actor.engine.recompute.granularity") == "full"
     )
     return [
         {

@@ -6,6 +6,7 @@ from typing import Any
 from flowledger.diagnose.orders import changes
 from flowledger.diagnose.orders.evidence import Evidence
 from flowledger.diagnose.orders.peaks import FULLEST, size
+from flowledger.ledger.manifest import value_at
 from flowledger.ledger.rows import FindingRow
 
 ROOM = 0.6  # of the device: below that a larger micro-batch fits
@@ -57,8 +58,8 @@ def _larger_budget(evidence: Evidence, shares: Mapping[str, Any]) -> Iterator[Fi
     if used > ROOM:
         return
     shown = [f"update_actor: peak {size(top['peak'])} of {size(top['limit'])} ({used:.0%})"]
-    budget = changes.value_at(evidence.config, "actor.micro_batch.max_tokens")
-    samples = changes.value_at(evidence.config, "actor.micro_batch.samples")
+    budget = value_at(evidence.config, "actor.micro_batch.max_tokens")
+    samples = value_at(evidence.config, "actor.micro_batch.samples")
     if budget:
         to = int(budget * min(2.0, TARGET / used)) // 128 * 128
         fix = changes.fix("halve_token_budget", evidence.framework, evidence.config, to=to)

@@ -8,6 +8,7 @@ from flowledger.diagnose.orders import changes
 from flowledger.diagnose.orders.answer import Answer, passed, warned
 from flowledger.diagnose.orders.evidence import Evidence
 from flowledger.flow.dims import parse_shape
+from flowledger.ledger.manifest import value_at
 
 GROWS = 4  # micro-batches that must each leave more behind before memory is said to grow
 NOTEWORTHY = 0.02  # of the peak, from the first micro-batch to the last
@@ -37,10 +38,10 @@ def token_counts(evidence: Evidence) -> list[int]:
     for row in evidence.planned.shapes if evidence.planned else ():
         dims = parse_shape(row.dims or "[]")
         found |= {size for dim, size in zip(dims, row.local_shape or (), strict=False) if dim.text in ("T", "T_logit")}
-    prompt = changes.value_at(evidence.config, "data.max_prompt_tokens") or 0
-    response = changes.value_at(evidence.config, "rollout.max_response_tokens") or 0
+    prompt = value_at(evidence.config, "data.max_prompt_tokens") or 0
+    response = value_at(evidence.config, "rollout.max_response_tokens") or 0
     for part in ("actor.micro_batch", "actor.log_prob_micro_batch", "ref.log_prob_micro_batch"):
-        budget, samples = (changes.value_at(evidence.config, f"{part}.{name}") for name in ("max_tokens", "samples"))
+        budget, samples = (value_at(evidence.config, f"{part}.{name}") for name in ("max_tokens", "samples"))
         found |= {budget} if budget else set()
         found |= {samples * (prompt + response), samples * response} if samples else set()
     if not found and prompt + response:

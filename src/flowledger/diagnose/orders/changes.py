@@ -6,19 +6,13 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from flowledger.ledger.manifest import value_at
+
 
 @cache
 def _rows() -> Mapping[str, Mapping[str, Any]]:
     text = files("flowledger.tables").joinpath("advice.toml").read_text(encoding="utf-8")
     return {row["id"]: row for row in tomllib.loads(text)["change"]}
-
-
-def value_at(config: Mapping[str, Any], path: str) -> Any:
-    """The value at a dotted path of a configuration; None where it has none."""
-    found: Any = config
-    for part in path.split("."):
-        found = found.get(part) if isinstance(found, Mapping) else None
-    return found
 
 
 def fix(change: str, framework: str, config: Mapping[str, Any], *, to: Any = None) -> dict[str, str] | None:

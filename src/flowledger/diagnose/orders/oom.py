@@ -24,6 +24,7 @@ from flowledger.diagnose.orders.peaks import (
 from flowledger.diagnose.orders.shortage import Said, said
 from flowledger.diagnose.orders.table import orders
 from flowledger.flow.kinds import KINDS
+from flowledger.ledger.manifest import value_at
 
 NEAR = 0.95  # of the device: what allocators keep for themselves is not there for a larger batch
 OVER = 1.15  # recorded above planned, of one kind, before that kind is called the cause
@@ -115,7 +116,7 @@ def dynamic_batch(evidence: Evidence) -> Answer:
     if (found := heaviest(evidence)) is not None:
         return found.but(verdict="fail") if is_short(evidence) and found.is_bad else found.but(verdict="pass", fix=None)
     counts = token_counts(evidence)
-    budget = changes.value_at(evidence.config, "actor.micro_batch.max_tokens")
+    budget = value_at(evidence.config, "actor.micro_batch.max_tokens")
     if not counts:
         return skipped()
     most = max(counts)
@@ -199,7 +200,7 @@ def _smaller(evidence: Evidence, match: allocation.Match, short: Said) -> dict[s
         for change in ("fused_logits", "chunked_entropy"):
             if found := changes.fix(change, evidence.framework, evidence.config):
                 return found
-    budget = changes.value_at(evidence.config, "actor.micro_batch.max_tokens")
+    budget = value_at(evidence.config, "actor.micro_batch.max_tokens")
     if grows and budget and asked:
         fitting = min(0.5, free / asked) if free else 0.5
         lowest = longest(evidence)
@@ -223,8 +224,8 @@ def _smaller(evidence: Evidence, match: allocation.Match, short: Said) -> dict[s
 
 def longest(evidence: Evidence) -> int:
     """Tokens of the longest sample that may come; 0 where no configuration says."""
-    prompt = changes.value_at(evidence.config, "data.max_prompt_tokens") or 0
-    return int(prompt + (changes.value_at(evidence.config, "rollout.max_response_tokens") or 0))
+    prompt = value_at(evidence.config, "data.max_prompt_tokens") or 0
+    return int(prompt + (value_at(evidence.config, "rollout.max_response_tokens") or 0))
 
 
 def _turn(evidence: Evidence, kind: str) -> dict[str, str] | None:
