@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 VERL_STEP = re.compile(r"step:\d+ - .*")
 MEASURED = ("timing", "perf/", "agent_loop/", "actor/perf/")
-VERL_METRIC = re.compile(r"([^\s:]+):(?:np\.\w+\()?([-+.\dein]+|nan|inf)")
+VERL_METRIC = re.compile(r"([^\s:]+):(?:np\.\w+\()?(nan|[-+]?inf|[-+.\de]+)")
 
 
 def of_verl(printed: str) -> list[dict[str, float]]:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -26,8 +27,16 @@ class Language(StrEnum):
 def show(
     run: RunArgument,
     table: Annotated[
-        str, typer.Argument(help="shapes, memory, lifetimes, stages, balance, metrics, samples, log, findings, mesh")
-    ],
+        str | None,
+        typer.Argument(help="shapes, memory, lifetimes, stages, balance, metrics, samples, log, findings, mesh"),
+    ] = None,
+    html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="all of it as one page")] = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", metavar="PLAN", help="with --html: a plan (plan -o PLAN) beside the run")
+    ] = None,
+    lang: Annotated[
+        Language, typer.Option("--lang", help="with --html: language that the page opens in")
+    ] = Language.en,
     step: Annotated[int | None, typer.Option(help="one step")] = None,
     stage: Annotated[str | None, typer.Option(help="one stage, or stage/phase")] = None,
     sample: Annotated[int | None, typer.Option(help="mesh: who trains on this sample")] = None,
@@ -39,7 +48,12 @@ def show(
     json: Json = False,
     csv: Annotated[bool, typer.Option("--csv")] = False,
 ) -> None:
-    """Print one table of a run."""
+    """Print one table of a run, or draw all of it as a page that needs no network."""
+    if html is not None:
+        _page(run, table, html, plan, lang)
+        return
+    if table is None:
+        raise BadInput(f"name a table (flowledger show {run} shapes), or --html FILE for the page")
     from flowledger.ledger.reader import Ledger
     from flowledger.show import mesh, plain, tables, terminal
 
@@ -61,6 +75,16 @@ def show(
         print(plain.table_csv(made), end="")
     else:
         terminal.draw(made, terminal.console(), wide=wide)
+
+
+def _page(run: Path, table: str | None, html: Path, plan: Path | None, lang: Language) -> None:
+    from flowledger.cli.page import write_html
+    from flowledger.show.words import human_bytes
+
+    if table is not None:
+        raise BadInput(f"--html is the page with everything: leave {table} out, or --html")
+    size = write_html(run, html, plan=plan, lang=lang.value)
+    print(f"{html}: {human_bytes(size)}B, one file, needs no network")
 
 
 def _beside(made: "Table", ledger: "Ledger", step: int | None) -> "Table":

@@ -13,7 +13,7 @@ from flowledger.show.columns import Table
 def as_json(verb: str, run: str, rows: Iterable[Mapping[str, Any]], **more: Any) -> str:
     """`{"schema": 1, "verb": …, "run": …, "rows": […]}`, and what `more` adds beside the rows."""
     document = {"schema": 1, "verb": verb, "run": run, "rows": list(rows), **more}
-    return json.dumps(_clean(document), ensure_ascii=False, allow_nan=False)
+    return json.dumps(clean(document), ensure_ascii=False, allow_nan=False)
 
 
 def table_json(table: Table) -> str:
@@ -27,7 +27,7 @@ def as_csv(names: list[str], rows: Iterable[Mapping[str, Any]]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(names)
-    writer.writerows([_cell(_clean(row.get(name))) for name in names] for row in rows)
+    writer.writerows([_cell(clean(row.get(name))) for name in names] for row in rows)
     return text.getvalue()
 
 
@@ -45,13 +45,13 @@ def _cell(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict | bool) else value
 
 
-def _clean(value: Any) -> Any:
+def clean(value: Any) -> Any:
     if value is None or isinstance(value, (str, int)):  # most values, so first
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, (list, tuple)):
-        return [_clean(inner) for inner in value]
+        return [clean(inner) for inner in value]
     if isinstance(value, Mapping):
-        return {str(key): _clean(inner) for key, inner in value.items()}
+        return {str(key): clean(inner) for key, inner in value.items()}
     return str(value)

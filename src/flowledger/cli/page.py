@@ -1,0 +1,90 @@
+"""What `show RUN --html` and `watch RUN --serve` put into a page: the run, the plan beside it, and what is said of them."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flowledger.flow.errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from flowledger.ledger.reader import Ledger
+    from flowledger.show.page.book import Book, Metric
+
+
+def write_html(run: Path, out: Path, *, plan: Path | None, lang: str) -> int:
+    """The page of a run as one file; its size in bytes. Raises BadInput where it cannot be read or written."""
+    from flowledger.show.page import html
+    from flowledger.show.page.document import document
+
+    with book_of(run, plan) as book:
+        made = html.page(document(book, lang))
+    try:
+        out.write_text(made, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(f"cannot write {out}: {error.strerror}") from None
+    return len(made.encode())
+
+
+@contextmanager
+def book_of(run: Path, plan: Path | None) -> "Iterator[Book]":
+    """The run opened, with everything that is said of it."""
+    from flowledger.ledger.reader import Ledger
+
+    with Ledger(run) as ledger:
+        if plan is None:
+            yield book(ledger, None)
+            return
+        with Ledger(plan) as planned:
+            yield book(ledger, planned)
+
+
+def book(ledger: "Ledger", planned: "Ledger | None") -> "Book":
+    """What a page is made of."""
+    from flowledger.show.page.book import Book
+
+    return Book(ledger=ledger, planned=planned, findings=findings(ledger), metrics=metrics(ledger))
+
+
+def findings(ledger: "Ledger") -> "Sequence[dict[str, Any]]":
+    """What a run's recorder found at its end; of one that has not ended, or was imported, what its rows say now."""
+    from flowledger.diagnose.findings import findings as look
+    from flowledger.show.plain import clean
+
+    told = ledger.rows("FROM findings_view")
+    if not any(row["order"] == "laws" for row in told) and any(row["source"] != "plan" for row in told):
+        known = {(row["id"], row["message"]) for row in told}
+        found = [clean(_row(one)) for one in look(ledger)]
+        told += [row for row in found if (row["id"], row["message"]) not in known]
+    worst = ("fail", "warn", "skipped", "pass")
+    return sorted(told, key=lambda row: worst.index(row["verdict"]))
+
+
+def _row(finding: Any) -> dict[str, Any]:
+    import msgspec
+
+    told: dict[str, Any] = msgspec.to_builtins(finding)
+    return dict.fromkeys(finding.__struct_fields__) | told
+
+
+def metrics(ledger: "Ledger") -> "list[Metric]":
+    """Every metric that has numbers, recomputed where the rows allow it, with what the table of metrics says of it."""
+    from flowledger.diagnose.measures import series_of
+    from flowledger.show.page.book import Metric, text
+    from flowledger.tables.metrics import find
+
+    series = series_of(ledger)
+    found = []
+    for name in series.names:
+        known = find(name)
+        found.append(
+            Metric(
+                name=name, unit=known.unit if known else "", level=known.level if known else "",
+                means=text(known.definition, known.definition_zh) if known else None,
+                healthy=known.healthy if known else None, values=series.by_step(name),
+                recomputed=name in series.recomputed,
+            )
+        )  # fmt: skip
+    return found

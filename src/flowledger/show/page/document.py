@@ -1,0 +1,62 @@
+"""The page as data: what every view shows, and what there is to choose from. JSON, with nothing of how it is drawn."""
+
+import tomllib
+from importlib.resources import files
+from typing import Any
+
+from flowledger import __version__
+from flowledger.flow.errors import BadInput
+from flowledger.show.page.book import Book, text
+from flowledger.show.page.choice import Choice
+from flowledger.show.page.views import VIEWS, View
+
+SCHEMA = 1
+
+
+def document(book: Book, lang: str = "en", *, live: bool = False) -> dict[str, Any]:
+    """Everything that a page shows. `live`: only what each view shows first; the rest is asked for when it is looked at."""
+    return {
+        "schema": SCHEMA,
+        "lang": lang,
+        "live": live,
+        "about": about(book),
+        "words": words(),
+        "views": {view.name: whole(view, book, live=live) for view in VIEWS},
+    }
+
+
+def whole(view: View, book: Book, *, live: bool) -> dict[str, Any]:
+    """One view: `first` and `at`, key of a choice -> its data."""
+    choices = [*view.choices(book)] or [Choice()]
+    held = choices[:1] if live else choices
+    return {"first": choices[0].key, "at": {one.key: data(view, book, one) for one in held}}
+
+
+def data(view: View, book: Book, at: Choice) -> dict[str, Any]:
+    """What the view shows of a choice; where the ledger cannot be read for it, that."""
+    try:
+        return view.data(book, at)
+    except BadInput as error:
+        return {"missing": [text(f"This cannot be shown: {error}", f"无法显示：{error}")]}
+
+
+def about(book: Book) -> dict[str, Any]:
+    """What the page is of."""
+    manifest = book.ledger.directory.manifest
+    return {
+        "run": book.ledger.run,
+        "state": book.ledger.directory.state,
+        "sources": sorted(book.sources() | ({"plan"} if book.planned else set())),
+        "framework": manifest.framework,
+        "framework_version": manifest.framework_version,
+        "mesh": book.ledger.mesh,
+        "level": manifest.level,
+        "created": manifest.created,
+        "torn": book.ledger.torn,
+        "made_by": f"flowledger {__version__}",
+    }
+
+
+def words() -> dict[str, Any]:
+    """The page's own words, in both languages."""
+    return tomllib.loads(files("flowledger.show.page").joinpath("words.toml").read_text(encoding="utf-8"))

@@ -1,0 +1,69 @@
+// How one value is written for people: the same as `show/words.py` writes it in a terminal.
+
+export const ABSENT = "·";
+
+// At most five characters: 523, 4.0K, 118M, 1.2G (powers of 1024).
+export function bytes(value) {
+  let size = Math.abs(value);
+  const sign = value < 0 ? "-" : "";
+  for (const unit of ["", "K", "M", "G", "T"]) {
+    if (size < 999.5 || unit === "T") {
+      return sign + (!unit || size >= 9.95 ? size.toFixed(0) : size.toFixed(1)) + unit;
+    }
+    size /= 1024;
+  }
+}
+
+export function count(value) {
+  return Math.round(value).toLocaleString("en-US");
+}
+
+// Four significant digits, without an exponent where that is short.
+export function number(value) {
+  if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value + 0);
+  const size = Math.abs(value);
+  if (size !== 0 && (size < 1e-4 || size >= 1e4)) {
+    const [digits, power] = value.toExponential(3).split("e");
+    const short = digits.includes(".") ? digits.replace(/\.?0+$/, "") : digits;
+    return `${short}e${power[0]}${power.slice(1).padStart(2, "0")}`;
+  }
+  return String(Number(value.toPrecision(4)));
+}
+
+export function percent(value) {
+  return Math.abs(value) >= 0.0995 || value === 0 ? `${(value * 100).toFixed(0)}%` : `${(value * 100).toFixed(1)}%`;
+}
+
+export function seconds(value) {
+  if (value >= 10) return `${value.toFixed(1)} s`;
+  if (value >= 1) return `${value.toFixed(2)} s`;
+  return `${Number((value * 1e3).toPrecision(3))} ms`;
+}
+
+// `[4, 3]`, or `[4, 2..3]` where a dim varied.
+export function shape(dims, smallest) {
+  const low = smallest?.length === dims.length ? smallest : dims;
+  return `[${dims.map((most, at) => (low[at] === most ? most : `${low[at]}..${most}`)).join(", ")}]`;
+}
+
+// A token's text on one line: blanks and control characters shown, not obeyed.
+export function visible(text) {
+  return text
+    .replaceAll("\n", "⏎").replaceAll("\t", "⇥").replaceAll(" ", "␣")
+    .replace(/[\p{C}\p{Z}]/gu, "�");
+}
+
+const FORMS = {
+  bytes, count, number, percent, seconds, shape,
+  milliseconds: (value) => seconds(value / 1e3),
+  flag: (value) => (value ? "yes" : "no"),
+};
+
+// One cell, by the form of its column.
+export function written(value, form) {
+  if (value === null || value === undefined) return ABSENT;
+  if (FORMS[form]) return FORMS[form](value);
+  if (Array.isArray(value)) return value.map((each) => written(each)).join(", ");
+  if (typeof value === "object") return Object.entries(value).map(([key, each]) => `${key} ${written(each, "number")}`).join(", ");
+  return typeof value === "number" ? number(value) : String(value);
+}

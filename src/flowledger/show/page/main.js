@@ -1,0 +1,105 @@
+// The page: a head, the views as tabs, and the one that is open. Views draw themselves when they are looked at.
+
+import { h, fill } from "./dom.js";
+import { language, say, speak, t } from "./words.js";
+import { address, change, go, place } from "./link.js";
+import { choices, open, part } from "./store.js";
+import { listen } from "./live.js";
+import { drawOverview } from "./overview.js";
+import { drawShapes } from "./shapes.js";
+
+const VIEWS = {
+  overview: drawOverview,
+  shapes: drawShapes,
+};
+
+const page = open();
+const remembered = (name) => { try { return localStorage.getItem(`flowledger.${name}`); } catch { return null; } };
+const remember = (name, value) => { try { localStorage.setItem(`flowledger.${name}`, value); } catch { /* a file may not */ } };
+
+let drawn = null; // the view that was looked at last
+
+// A view is drawn with what it is asked for: { view, asked, data, choice, exact, choices, set } ; `set` changes what is asked.
+async function draw({ keep = false } = {}) {
+  const { view, asked } = place();
+  const name = view in VIEWS ? view : "overview";
+  for (const link of document.querySelectorAll("nav a")) {
+    link.setAttribute("aria-current", link.dataset.view === name ? "page" : "false");
+  }
+  for (const section of document.querySelectorAll("main > section")) section.hidden = section.id !== name;
+  const found = await part(name, asked);
+  const host = document.getElementById(name);
+  const shown = {
+    view: name, asked, ...found, choices: choices(name), about: page.about,
+    set: (more, how) => (how?.quietly ? go(name, { ...asked, ...more }, how) : change(name, asked, more)),
+  };
+  if (!keep) fill(host);
+  const body = h("div", { class: "body" });
+  fill(host, h("h2", { tabindex: -1 }, t(name)), h("p", { class: "question" }, t(`${name}_asks`)), notes(shown), body);
+  if (found.data && !found.data.absent) await VIEWS[name](body, shown);
+  host.dataset.drawn = "yes";
+  if (!keep && drawn !== name) window.scrollTo(0, 0);  // the browser has gone to the element that the link names
+  drawn = name;
+}
+
+// What a view lacks, and why; and whether something else is shown than what was asked for.
+function notes({ data, exact, choice }) {
+  const lines = (data?.missing ?? []).map((sentence) => h("p", { class: "missing" }, say(sentence)));
+  if (!exact) {
+    const there = Object.entries(choice).map(([name, value]) => `${t(name)} ${value}`).join(", ");
+    lines.unshift(h("p", { class: "missing" }, t("not_in_file", { there })));
+  }
+  return lines;
+}
+
+function frame() {
+  const about = page.about;
+  const link = (name) => h("a", { href: address(name), "data-view": name }, t(name));
+  document.title = `${about.run} · flowledger`;
+  fill(document.getElementById("page"),
+    h("a", { class: "skip", href: address(place().view, place().asked), onclick: skip }, t("skip")),
+    h("header", null,
+      h("h1", null, about.run),
+      h("p", { class: "about" }, ...facts(about)),
+      h("div", { class: "switches" },
+        h("button", { type: "button", id: "language", onclick: () => turn("lang", language() === "zh" ? "en" : "zh") },
+          language() === "zh" ? "English" : "中文"),
+        h("button", { type: "button", id: "theme", onclick: () => turn("theme", dark() ? "light" : "dark") }, t(dark() ? "light" : "dark")))),
+    h("nav", { "aria-label": t("views") }, Object.keys(VIEWS).map(link)),
+    h("main", null, Object.keys(VIEWS).map((name) => h("section", { id: name, "aria-label": t(name), hidden: true }))),
+    h("footer", null, about.made_by));
+}
+
+function facts(about) {
+  const kinds = about.sources.map((source) => t(`source_${source}`)).join(" + ");
+  const mesh = Object.entries(about.mesh).filter(([, degree]) => degree > 1).map(([axis, degree]) => `${axis} ${degree}`).join(" ");
+  const parts = [kinds, `${about.framework} ${about.framework_version ?? ""}`.trim(), mesh, about.sources.includes("plan") && about.sources.length === 1
+    ? "" : t(`state_${about.state}`)];
+  return [parts.filter(Boolean).join(" · "), h("span", { id: "live", role: "status" })];
+}
+
+function skip(event) {
+  event.preventDefault();
+  document.querySelector("main > section:not([hidden]) h2")?.focus();
+}
+
+function dark() {
+  return document.documentElement.dataset.theme === "dark";
+}
+
+function turn(what, value) {
+  remember(what, value);
+  if (what === "lang") speak(value);
+  else document.documentElement.dataset.theme = value;
+  frame();
+  draw();
+}
+
+document.documentElement.dataset.theme = remembered("theme") ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+speak(remembered("lang") ?? page.lang, page.words);
+frame();
+window.addEventListener("popstate", () => draw());
+window.addEventListener("hashchange", () => draw());
+window.addEventListener("moved", () => draw());
+draw();
+if (page.live) listen((views) => { if (views.has(place().view)) draw({ keep: true }); });
