@@ -48,7 +48,7 @@ def planned(source: str, *overrides: str, **question: object) -> Plan:
 def record(path: Path, *overrides: str, source: str = "tiny.yaml") -> Path:
     """A run of an example, in this process and without its report, which takes as long as the run."""
     command = ["flowledger", "run", str(EXAMPLES / source), *overrides, "-o", str(path), "-q"]
-    with patch.object(sys, "argv", command), patch("flowledger.show.report.write_html"):
+    with patch.object(sys, "argv", command), patch("flowledger.cli.page.write"):
         cli.main()
     return path
 

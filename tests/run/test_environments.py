@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from flowledger import cli
+from flowledger.cli import page
 from flowledger.config.schema import Data, Rollout
 from flowledger.diagnose import laws
 from flowledger.flow.errors import BadInput
@@ -19,7 +20,6 @@ from flowledger.ledger.reader import Ledger
 from flowledger.run import loop, stages, tiny
 from flowledger.run.environments import KEYWORDS, Conversations, Environment, open_environment
 from flowledger.run.problems import Problem
-from flowledger.show import report
 from tests.run.worlds import EXAMPLES, config
 
 # In the manner of ChatML, with the specials of the byte tokenizer, which writes `<|eos|>` as one token.
@@ -338,7 +338,7 @@ def test_the_example_runs_and_the_passport_shows_what_the_calculator_said(
         return capsys.readouterr().out
 
     run = tmp_path / "talk"
-    monkeypatch.setattr(report, "write_html", lambda *_: None)  # its longest part, which nothing here reads
+    monkeypatch.setattr(page, "write", lambda *_: None)  # its longest part, which nothing here reads
     # Hot enough, and long enough, for a model that is not trained to write `=` in the one step that is run.
     call(
         "run",

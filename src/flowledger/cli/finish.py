@@ -62,6 +62,7 @@ def _close_book(path: Path, died: str) -> None:
 
 def _conclude(path: Path, *, tables: bool) -> None:
     """What a run ends with: its tables where asked for, its report, its findings and its own cost."""
+    from flowledger.cli import page
     from flowledger.ledger.reader import Ledger
     from flowledger.show import report, terminal
 
@@ -70,7 +71,7 @@ def _conclude(path: Path, *, tables: bool) -> None:
         if tables:
             report.draw(ledger, screen)
         try:
-            report.write_html(ledger, path / "report.html")
-        except OSError as error:
-            screen.print(f"no report: {error.strerror}")
+            page.write(ledger, path / "report.html")
+        except BadInput as error:
+            screen.print(f"no report: {error}", markup=False)
         report.conclude(ledger, screen)

@@ -16,16 +16,25 @@ if TYPE_CHECKING:
 
 def write_html(run: Path, out: Path, *, plan: Path | None, lang: str) -> int:
     """The page of a run as one file; its size in bytes. Raises BadInput where it cannot be read or written."""
+    with book_of(run, plan) as book:
+        return _write(book, out, lang)
+
+
+def write(ledger: "Ledger", out: Path) -> int:
+    """The same of a ledger that is open, in English."""
+    return _write(book(ledger, None), out, "en")
+
+
+def _write(book: "Book", out: Path, lang: str) -> int:
     from flowledger.show.page import html
     from flowledger.show.page.document import document
 
-    with book_of(run, plan) as book:
-        made = html.page(document(book, lang))
+    made = html.page(document(book, lang)).encode()
     try:
-        out.write_text(made, encoding="utf-8")
+        out.write_bytes(made)
     except OSError as error:
         raise BadInput(f"cannot write {out}: {error.strerror}") from None
-    return len(made.encode())
+    return len(made)
 
 
 @contextmanager

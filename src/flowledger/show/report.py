@@ -1,11 +1,8 @@
-"""What a run ends with: the three ledgers, the stages, one sample's passport; and the same as one HTML file."""
+"""What a run ends with: the three ledgers, the stages, one sample's passport."""
 
-import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from html import escape
-from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
@@ -14,24 +11,21 @@ from flowledger.ledger.reader import Ledger
 from flowledger.show import passport, tables, terminal
 from flowledger.show.columns import Table
 
-REPORT_WIDTH = 140  # a little less than where tables spread sentences: the bugs stand beneath, in full
-
-
 Section = tuple[str, Callable[[Console], None]]  # heading, what draws it
 
 
 def draw(ledger: Ledger, screen: Console) -> None:
     """Every section under a rule, shortened to what a newcomer needs."""
-    for heading, fill in sections(ledger, brief=True):
+    for heading, fill in sections(ledger):
         screen.rule(Text(heading, style="bold"), align="left")
         fill(screen)
 
 
-def sections(ledger: Ledger, *, brief: bool = False) -> Iterator[Section]:
+def sections(ledger: Ledger) -> Iterator[Section]:
     """Stages, the three ledgers, one sample's passport, metrics, findings.
 
-    Shapes and lifetimes are those of the last step whose operators were watched, for of it most is known. `brief` keeps
-    of the shape ledger the rows where a tensor is made, and of memory the first step and the last.
+    Shapes and lifetimes are those of the last step whose operators were watched, for of it most is known; of the shape
+    ledger the rows where a tensor is made, of memory the first step and the last.
     """
     last = ledger.rows("SELECT max(step) AS step FROM spans WHERE event <> 'begin'")[0]["step"]
     watched = ledger.rows("SELECT max(step) AS step FROM memory WHERE instant = 'peak' AND source <> 'plan'")[0]["step"]
@@ -39,7 +33,7 @@ def sections(ledger: Ledger, *, brief: bool = False) -> Iterator[Section]:
     for name, step in (("stages", last), ("shapes", most), ("memory", None), ("lifetimes", most)):
         made = tables.table(ledger, name, step=step)
         heading = name if step is None else f"{name} of step {step}"
-        yield heading, partial(terminal.draw, shortened(made) if brief else made)
+        yield heading, partial(terminal.draw, shortened(made))
     chosen = telling_sample(ledger)
     if chosen is not None:
         yield f"passport of sample {chosen}", partial(passport.draw, passport.passport(ledger, chosen))
@@ -65,35 +59,6 @@ def telling_sample(ledger: Ledger) -> str | None:
         "WHERE s.source <> 'plan' ORDER BY t.sample_id IS NULL, abs(coalesce(s.advantage, 0)) DESC, s.sample_id LIMIT 1"
     )
     return rows[0]["sample_id"] if rows else None
-
-
-def write_html(ledger: Ledger, path: Path) -> None:
-    """The same sections whole, as one file that needs no network. Raises OSError where it cannot be written."""
-    made = [(heading, _as_html(fill)) for heading, fill in sections(ledger)]
-    title = escape(f"flowledger: {ledger.run} ({ledger.directory.state})")
-    links = " · ".join(f'<a href="#s{at}">{escape(heading)}</a>' for at, (heading, _) in enumerate(made))
-    parts = [f'<h2 id="s{at}">{escape(heading)}</h2>\n{body}' for at, (heading, body) in enumerate(made)]
-    page = PAGE.format(title=title, links=links, parts="\n".join(parts))
-    path.write_text(page, encoding="utf-8")
-
-
-PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
-<style>
-body {{ font-family: system-ui, sans-serif; margin: 2rem; color: #222; background: #fff; }}
-pre {{ font: 13px/1.35 ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace; overflow-x: auto; }}
-h2 {{ border-bottom: 1px solid #ccc; padding-bottom: .2rem; margin-top: 2.5rem; }}
-</style></head>
-<body><h1>{title}</h1><nav>{links}</nav>
-{parts}
-</body></html>
-"""
-
-
-def _as_html(fill: Callable[[Console], None]) -> str:
-    page = Console(record=True, width=REPORT_WIDTH, file=io.StringIO(), highlight=False, force_terminal=True)
-    fill(page)
-    return page.export_html(inline_styles=True, code_format="<pre>{code}</pre>")
 
 
 def conclude(ledger: Ledger, screen: Console) -> None:

@@ -55,6 +55,7 @@ def metric(name: str) -> Metric:
     return found
 
 
+@lru_cache(maxsize=4096)  # asked for each metric of each step
 def find(name: str) -> Metric | None:
     """The row of a metric, or None where the name is not canonical. A plain name wins over a pattern."""
     rows = metrics()

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from flowledger.diagnose.measures import load, memory, policy, rollout_gap, samples, speed
 from flowledger.diagnose.measures.measure import Measure, Rows
 from flowledger.ledger.reader import Ledger
-from flowledger.tables.metrics import find, metrics
+from flowledger.tables.metrics import find
 
 MEASURES: tuple[Measure, ...] = (
     *samples.MEASURES, *policy.MEASURES, *rollout_gap.MEASURES, *load.MEASURES, *memory.MEASURES,
@@ -35,6 +35,7 @@ class Recomputed:
         self._by_rank: ByRanks = {}
         self._made: set[int] = set()
         self._whole: dict[str, set[int]] = {}
+        self._gives: dict[str, list[int]] = {}  # metric -> numbers of the measures that make it
 
     def names(self) -> set[str]:
         """All that have a number; makes everything."""
@@ -61,8 +62,11 @@ class Recomputed:
         return [self.measures[number] for number in self._giving(name)]
 
     def _giving(self, name: str) -> list[int]:
-        row = metrics().get(name) or find(name)
-        return [] if row is None else [n for n, measure in enumerate(self.measures) if row.name in measure.names]
+        if name not in self._gives:  # asked for each step
+            row = find(name)
+            made = enumerate(self.measures)
+            self._gives[name] = [] if row is None else [n for n, measure in made if row.name in measure.names]
+        return self._gives[name]
 
     def _make_what_gives(self, name: str) -> None:
         for number in self._giving(name):
