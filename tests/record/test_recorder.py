@@ -98,8 +98,8 @@ def test_dear_readings_are_made_at_the_ends_of_steps_and_elsewhere_at_most_for_a
     with record() as rows:
         job.run(8)
     seconds = time.monotonic() - began
-    assert [row.instant for row in rows.of("memory", kind="total", stage=None)] == ["begin", "end"] * 8
-    assert len(made) <= 8 * 2 + 2 + seconds / 2000 / 0.002  # one at first, when the price is not known yet
+    assert [row.instant for row in rows.of("memory", kind="total", stage=None)].count("end") == 8
+    assert len(made) <= 8 + 2 + seconds / 2000 / 0.002  # one at first, when the price is not known yet
 
 
 def test_known_kinds_are_counted_exactly(record, job):

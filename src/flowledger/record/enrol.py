@@ -18,6 +18,7 @@ from flowledger.ledger.assemble import meshes_of
 from flowledger.ledger.directory import MANIFEST, RunDirectory, create, open_run
 from flowledger.ledger.manifest import Manifest
 from flowledger.ledger.writer import Writer
+from flowledger.record.gpu.named import named
 from flowledger.record.leaving import bind, leave, stay
 from flowledger.record.place import Place
 from flowledger.record.recorder import Recorder
@@ -107,7 +108,8 @@ def enrol(
     if not ranked:
         rank, size = 0, 1
     book, made = _book(wanted, job_of(environ), size)
-    part = book.part(role, rank if ranked else None, coordinates={"dp": rank} if ranked else {})
+    coordinates = {"dp": rank} if ranked else {}
+    part = book.part(role, rank if ranked else None, coordinates=coordinates, device=named(environ))
     if not made:
         stay(wanted.path)
     ink = Writer(part)

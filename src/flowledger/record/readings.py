@@ -18,9 +18,9 @@ _ADVANCE_NS, _MOST_NS = 1_000_000_000, 40_000_000_000  # the time that counts at
 class Readings:
     """Reads and writes; the highest reading of a stage is kept on its frame.
 
-    A step is read at its end, whatever that costs, and above level `steps` at its begin too; so is the
-    end of a long stage, and on a GPU, whose peaks belong to stages, of every one. In between readings live on a small
-    share of the time: stages are read if it can be paid, and phases if a stage could be too.
+    A step is read at its end, whatever that costs; so is the end of a long stage, and on a GPU, whose peaks belong to
+    stages, of every one. Other readings live on a small share of the time: begins of steps and stages are read if it can be
+    paid, and phases if a stage could be too.
     """
 
     def __init__(self, put: Put, limit: int | None, *, level: str, device: DeviceMemory) -> None:
@@ -51,7 +51,7 @@ class Readings:
 
     def _due(self, frame: Frame, instant: str, now: int) -> bool:
         stage = frame.stage_frame
-        due = frame.scope == "step" and (instant == "end" or self._share == _SHARE)
+        due = frame.scope == "step" and instant == "end"
         if instant == "end" and frame is stage:
             due |= (now - frame.start_ns) * self._share > 2 * self._price or self._device.there()
         return self.free or due or self._affordable(frame, instant, now)
