@@ -25,7 +25,7 @@ TOLD = {
     "vllm": ("0.32.0+cpu", ""),
     "verl-cpu": (
         "0",
-        "[verl.plugins]\ncpu = verl_cpu\n[vllm.general_plugins]\nplain_weights = vllm_cpu:plain_weights\n",
+        "[verl.plugins]\ncpu = verl_cpu\n[vllm.general_plugins]\nplain_weights = vllm_cpu:plain_weights\nolder_words = vllm_cpu:older_words\n",
     ),
 }
 
