@@ -70,6 +70,7 @@ def compared(ledger: Ledger) -> Iterator[Pair]:
     series = series_of(ledger)
     own = ledger.directory.manifest.framework == OWN
     each_step = {row["step"] for row in ledger.rows("SELECT DISTINCT step FROM samples_merged WHERE step IS NOT NULL")}
+    ahead = _steps_with_samples_of_others(ledger)
     for name in series.told:
         row = find(name)
         if row is None or row.name not in (*OF_SAMPLES, *OF_TOKENS, *OF_PARTS):
@@ -78,9 +79,15 @@ def compared(ledger: Ledger) -> Iterator[Pair]:
         if not each_step.intersection(made) <= told.keys():  # who tells more rarely tells means over several steps
             continue
         between = micro_batches.bounds(ledger, name) if row.name in OF_PARTS and not own else {}
-        for step in sorted(made.keys() & told.keys()):
+        for step in sorted(made.keys() & told.keys() - ahead):
             if series.made.is_whole(name, step):
                 yield Pair(step, name, told[step], *between.get(step, (made[step], made[step])))
+
+
+def _steps_with_samples_of_others(ledger: Ledger) -> set[int]:
+    """Steps that learn of samples of an earlier one, or leave theirs to a later one: a framework counts those that it trains on."""
+    rows = ledger.rows("SELECT DISTINCT unnest([step, trained_in]) AS step FROM samples_merged WHERE trained_in > step")
+    return {row["step"] for row in rows}
 
 
 def differing(ledger: Ledger) -> set[tuple[int, str]]:

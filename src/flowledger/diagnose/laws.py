@@ -5,7 +5,7 @@ says why not, and the tokens of all micro-batches are those of the step.  3 mask
 up.  6 the identities of a first step. A step that was cut off (`missing`) is left out of all of them.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from flowledger.diagnose import missing, shards
 from flowledger.diagnose.missing import WHOLE
 from flowledger.flow.tensors import tensors
-from flowledger.ledger.assemble import meshes_of
+from flowledger.ledger.assemble import SAME, meshes_of
 from flowledger.ledger.reader import Ledger
 from flowledger.ledger.rows import FindingRow
 
@@ -62,7 +62,8 @@ def check(ledger: Ledger) -> list[FindingRow]:
 
 def shapes_conserved(ledger: Ledger) -> Answer:
     """Law 1, and that a row's numbers agree with each other: numel = Π local shape, bytes = numel * size of the dtype."""
-    rows = ledger.rows(f"SELECT * FROM tensors WHERE source <> 'plan' AND local_shape IS NOT NULL AND {WHOLE}")
+    meshes = meshes_of(ledger.mesh)
+    rows = ledger.rows(EVERY if meshes else ALIKE)  # of one process equal rows of all steps are one question
     if not rows:
         return Answer(needs=("rows of `tensors`: record.level = tensors",))
     breaches = [
@@ -70,12 +71,22 @@ def shapes_conserved(ledger: Ledger) -> Answer:
         for row in rows
         if not _fills(row) or (row["dtype"] in ITEMSIZE and row["bytes"] != row["numel"] * ITEMSIZE[row["dtype"]])
     ]
-    meshes = meshes_of(ledger.mesh)
     group_size = (ledger.directory.manifest.config.get("rollout") or {}).get("samples_per_prompt", 1)
     alone = ledger.directory.manifest.framework in shards.PAD_ALONE
     if meshes:
         breaches += shards.breaches(rows, meshes, group_size, pad_alone=alone)
-    return Answer(seen=len(rows), breaches=tuple(breaches))
+    return Answer(seen=sum(row["times"] for row in rows), breaches=tuple(breaches))
+
+
+# Of each access what the law looks at.
+ALIKE_BY = ("tensor_name", "dims", "local_shape", "logical_shape", "placement", "numel", "bytes", "dtype", "padding", "rank", "stage", "phase", "access")
+OF_STEP = tuple(name for name in (*SAME, "seq") if name not in ALIKE_BY)
+HELD = f"FROM tensors WHERE source <> 'plan' AND local_shape IS NOT NULL AND {WHOLE}"
+EVERY = f"SELECT {', '.join((*ALIKE_BY, *OF_STEP))}, 1 AS times {HELD}"
+ALIKE = (
+    f"SELECT {', '.join(ALIKE_BY)}, {', '.join(f'arg_min_null({name}, seq) AS {name}' for name in OF_STEP)}, count(*) AS times "
+    f"{HELD} GROUP BY {', '.join(ALIKE_BY)} ORDER BY seq"
+)
 
 
 def _fills(row: Mapping[str, Any]) -> bool:
@@ -91,13 +102,13 @@ def tokens_conserved(ledger: Ledger) -> Answer:
         return Answer(needs=("rows of `samples`: record.level = tensors",))
     if not ledger.rows("SELECT 1 FROM spans WHERE source <> 'plan' LIMIT 1"):
         return Answer(needs=("spans of the stages: which steps came to their end (record.level = steps)",))
-    complete = _complete_steps(ledger)
+    complete, samples = _complete_steps(ledger), _turn_has_come(samples)
     config = ledger.directory.manifest.config
     every = int((config.get("actor") or {}).get("epochs", 1))
     starts = int((config.get("critic") or {}).get("warmup_steps", 0))  # before, the critic alone learns
     breaches = []
     for sample in samples:
-        if sample["step"] not in complete:
+        if _used_in(sample) not in complete:
             continue
         times, epochs = len(sample["trained"] or ()), every if sample["step"] >= starts else 0
         if sample["dropped_reason"] is None and times != epochs:
@@ -108,26 +119,46 @@ def tokens_conserved(ledger: Ledger) -> Answer:
             breaches.append(
                 f"sample {sample['sample_id']} was dropped ({sample['dropped_reason']}) and trained all the same"
             )
-    for step in sorted(complete):
-        breaches += _tokens_of_step(ledger, step, [s for s in samples if s["step"] == step], every)
+    went, used = _tokens_updated(ledger), dict[int | None, Rows]()
+    for sample in samples:
+        used.setdefault(_used_in(sample), []).append(sample)
+    for step in sorted(complete & went.keys()):
+        due = every * _tokens_kept(used.get(step, []))
+        if went[step] != due:
+            breaches.append(f"step {step}: {went[step]} tokens went through the update, the kept samples have {due}")
     return Answer(seen=len(samples), breaches=tuple(breaches))
 
 
-def _tokens_of_step(ledger: Ledger, step: int, samples: Rows, epochs: int) -> list[str]:
-    due = epochs * sum(
+def _used_in(sample: Mapping[str, Any]) -> int | None:
+    """The step that learns of a sample: that of its update, which may come later where a run samples ahead."""
+    trained: int | None = sample["trained_in"]
+    return sample["step"] if trained is None else trained
+
+
+def _turn_has_come(samples: Rows) -> Rows:
+    """Without those that wait: where a run samples ahead, what was sampled last has not been trained on when it ends."""
+    trained = [one for one in samples if one["trained_in"] is not None]
+    if not any(one["trained_in"] > one["step"] for one in trained):
+        return samples
+    last = max(one["step"] for one in trained)
+    return [one for one in samples if one["trained_in"] is not None or one["dropped_reason"] or one["step"] < last]
+
+
+def _tokens_kept(samples: Rows) -> int:
+    return sum(
         s["prompt_length"] + s["response_length"]
         for s in samples
         if s["dropped_reason"] is None and s["prompt_length"] is not None and s["response_length"] is not None
     )
-    spans = ledger.rows(
-        "SELECT sum(tokens_valid) AS valid FROM spans_view WHERE step = ? AND stage = 'update_actor' AND phase = 'forward' "
-        "AND (process IN (FROM first_of_replica) OR process NOT IN (SELECT process FROM processes))",
-        [step],
+
+
+def _tokens_updated(ledger: Ledger) -> dict[int, int]:
+    """Step -> tokens that went through the update of the actor, of each replica once."""
+    rows = ledger.rows(
+        "SELECT step, sum(tokens_valid)::BIGINT AS valid FROM spans_view WHERE stage = 'update_actor' AND phase = 'forward' "
+        "AND (process IN (FROM first_of_replica) OR process NOT IN (SELECT process FROM processes)) AND step IS NOT NULL GROUP BY step"
     )
-    went = spans[0]["valid"]
-    if went is None or went == due:
-        return []
-    return [f"step {step}: {went} tokens went through the update, the kept samples have {due}"]
+    return {row["step"]: row["valid"] for row in rows if row["valid"] is not None}
 
 
 def masks_nest(ledger: Ledger) -> Answer:
@@ -152,46 +183,44 @@ def masks_nest(ledger: Ledger) -> Answer:
 
 def lifetimes_close(ledger: Ledger) -> Answer:
     """Law 4: what was born is freed or declared persistent (or its holder is named), and nothing is read outside its life."""
-    events = ledger.rows("SELECT process, storage, event, t_ns, holder FROM storages WHERE source <> 'plan'")
-    if not events:
+    (seen,) = ledger.rows("SELECT count(*) AS n FROM storages WHERE source <> 'plan'")
+    if not seen["n"]:
         return Answer(needs=("rows of `storages`: record.level = tensors",))
-    born = _first(events, "born")
-    freed = _first(events, "freed")
-    uses = ledger.rows(
-        "SELECT process, storage, tensor_name, step, stage, phase, t_ns, lifetime FROM tensors "
-        f"WHERE source <> 'plan' AND storage IS NOT NULL AND {WHOLE}"
-    )
-    died = {
-        row["process"] for row in ledger.rows("SELECT process FROM walked WHERE NOT closed")
-    }  # not by itself: what it freed last is not told
-    persistent = {name for name, row in tensors().items() if row.lifetime == "persistent"}
-    kept = {
-        (use["process"], use["storage"])
-        for use in uses
-        if use["tensor_name"] in persistent or use["lifetime"] == "persistent"
-    }
-    held = {(e["process"], e["storage"]) for e in events if e["event"] == "held"}
+    persistent = [name for name, row in tensors().items() if row.lifetime == "persistent"]
     last = max(_complete_steps(ledger), default=-1)
-    due = {
-        (use["process"], use["storage"])
-        for use in uses
-        if use["step"] is not None and use["step"] < last and use["process"] not in died
-    }
     breaches = [
-        f"storage {s} in {p} was never freed and is not persistent"
-        for p, s in sorted((due & born.keys()) - freed.keys() - kept - held)
+        f"storage {row['storage']} in {row['process']} was never freed and is not persistent"
+        for row in ledger.rows(NEVER_FREED, [persistent, last])
     ]
-    for use in uses:
-        key = (use["process"], use["storage"])
-        if key in freed and use["t_ns"] > freed[key]:
+    for row in ledger.rows(OUT_OF_LIFE):
+        if row["late"]:
             breaches.append(
-                f"{use['tensor_name']} at {use['stage']} was read after its storage {use['storage']} was freed"
+                f"{row['tensor_name']} at {row['stage']} was read after its storage {row['storage']} was freed"
             )
-        if key in born and use["t_ns"] < born[key]:
+        if row["early"]:
             breaches.append(
-                f"{use['tensor_name']} at {use['stage']} was read before its storage {use['storage']} was born"
+                f"{row['tensor_name']} at {row['stage']} was read before its storage {row['storage']} was born"
             )
-    return Answer(seen=len(events), breaches=tuple(breaches))
+    return Answer(seen=seen["n"], breaches=tuple(breaches))
+
+
+LIVED = f"""
+WITH lives AS (
+    SELECT process, storage, min(t_ns) FILTER (event = 'born') AS born, min(t_ns) FILTER (event = 'freed') AS freed,
+        bool_or(event = 'held') AS held FROM storages WHERE source <> 'plan' GROUP BY process, storage),
+uses AS (
+    SELECT process, storage, tensor_name, step, stage, t_ns, lifetime FROM tensors
+    WHERE source <> 'plan' AND storage IS NOT NULL AND {WHOLE})"""
+# Of a process that died by itself it is not told what it freed last.
+NEVER_FREED = f"""{LIVED},
+used AS (
+    SELECT process, storage, bool_or(list_contains(?, tensor_name) OR lifetime IS NOT DISTINCT FROM 'persistent') AS kept,
+        bool_or(step < ? AND process NOT IN (SELECT process FROM walked WHERE NOT closed)) AS due FROM uses GROUP BY process, storage)
+SELECT process, storage FROM lives JOIN used USING (process, storage)
+WHERE born IS NOT NULL AND freed IS NULL AND NOT held AND due AND NOT kept ORDER BY process, storage"""
+OUT_OF_LIFE = f"""{LIVED}
+SELECT tensor_name, stage, storage, coalesce(t_ns > freed, false) AS late, coalesce(t_ns < born, false) AS early
+FROM uses JOIN lives USING (process, storage) WHERE t_ns > freed OR t_ns < born ORDER BY t_ns"""
 
 
 def memory_adds_up(ledger: Ledger) -> Answer:
@@ -212,32 +241,26 @@ def memory_adds_up(ledger: Ledger) -> Answer:
 
 def identities(ledger: Ledger) -> Answer:
     """Law 6, on recorded tokens: ratio 1 before the first update, ref = old in the first step, rollout = old within noise."""
-    tokens = ledger.rows(
-        "SELECT step, sample_id, position, rollout_log_prob, old_log_prob, ref_log_prob FROM tokens_merged "
-        f"WHERE loss_mask = 1 AND old_log_prob IS NOT NULL AND {WHOLE}"
-    )
-    if not tokens:
+    noise = noise_floor(ledger)
+    sampling = ledger.directory.manifest.config.get("rollout") or {}
+    same = sampling.get("top_p", 1.0) == 1.0 and sampling.get("top_k", 0) == 0
+    rows = ledger.rows(IDENTITIES, [noise, noise])
+    seen = sum(row["seen"] for row in rows)
+    if not seen:
         lacks = (
             "a token in the loss: none of the recorded groups is"
             if _tokens(ledger, "loss_mask IS NOT NULL")
             else TOKENS
         )
         return Answer(needs=(lacks,))
-    noise = noise_floor(ledger)
-    sampling = ledger.directory.manifest.config.get("rollout") or {}
-    same = sampling.get("top_p", 1.0) == 1.0 and sampling.get("top_k", 0) == 0
     breaches = []
-    for row in tokens:
+    for row in rows:
         at = f"sample {row['sample_id']} position {row['position']}"
-        if same and row["rollout_log_prob"] is not None and abs(row["rollout_log_prob"] - row["old_log_prob"]) > noise:
+        if same and row["rollout_off"]:
             breaches.append(
                 f"{at}: rollout {row['rollout_log_prob']:.4f}, old {row['old_log_prob']:.4f} (noise floor {noise})"
             )
-        if (
-            row["step"] == 0
-            and row["ref_log_prob"] is not None
-            and abs(row["ref_log_prob"] - row["old_log_prob"]) > noise
-        ):
+        if row["ref_off"]:
             breaches.append(f"{at}: ref {row['ref_log_prob']:.4f}, old {row['old_log_prob']:.4f} in the first step")
     ratios = ledger.rows(
         "SELECT sample_id, position, ratio FROM tokens WHERE epoch = 0 AND mini_batch = 0 AND loss_mask = 1 "
@@ -247,7 +270,22 @@ def identities(ledger: Ledger) -> Answer:
     breaches += [
         f"sample {r['sample_id']} position {r['position']}: ratio {r['ratio']:.5f} before any update" for r in ratios
     ]
-    return Answer(seen=len(tokens), breaches=tuple(breaches))
+    return Answer(seen=seen, breaches=tuple(breaches))
+
+
+# Tokens in the loss whose log-probs are further apart than noise, and in a last row how many were looked at. What was sampled for a
+# later step is of an older policy.
+IDENTITIES = f"""
+WITH told AS (
+    SELECT step, sample_id, position, rollout_log_prob, old_log_prob, ref_log_prob,
+        abs(rollout_log_prob - old_log_prob) > ? AND sample_id NOT IN (
+            SELECT sample_id FROM samples_merged WHERE trained_in > step AND sample_id IS NOT NULL) AS rollout_off,
+        step = 0 AND abs(ref_log_prob - old_log_prob) > ? AS ref_off
+    FROM tokens_merged WHERE loss_mask = 1 AND old_log_prob IS NOT NULL AND {WHOLE})
+SELECT sample_id, position, rollout_log_prob, old_log_prob, ref_log_prob, rollout_off, ref_off, 0 AS seen FROM told
+WHERE rollout_off OR ref_off
+UNION ALL SELECT NULL, NULL, NULL, NULL, NULL, false, false, count(*) FROM told
+"""
 
 
 def noise_floor(ledger: Ledger) -> float:
@@ -306,11 +344,3 @@ def _complete_steps(ledger: Ledger) -> set[int]:
     )
     return {row["step"] for row in rows}
 
-
-def _first(events: Iterable[Mapping[str, Any]], event: str) -> dict[tuple[str, int], int]:
-    times: dict[tuple[str, int], int] = {}
-    for row in events:
-        if row["event"] == event:
-            key = (row["process"], row["storage"])
-            times[key] = min(row["t_ns"], times.get(key, row["t_ns"]))
-    return times

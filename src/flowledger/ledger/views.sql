@@ -415,8 +415,9 @@ ORDER BY step, name;
 
 CREATE MACRO latest(value, t, n) AS last(value ORDER BY t, n) FILTER (value IS NOT NULL);
 
+-- `trained_in`: the step that learnt of it first; a later one than `step` where a run samples ahead.
 CREATE VIEW samples_merged AS
-SELECT run, source, sample_id, attempt, min(step) AS step,
+SELECT run, source, sample_id, attempt, min(step) AS step, min(step) FILTER (len(trained) > 0) AS trained_in,
     latest(group_id, t_ns, seq) AS group_id,
     latest(versions, t_ns, seq) AS versions,
     latest(prompt_length, t_ns, seq) AS prompt_length,

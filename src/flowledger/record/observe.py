@@ -106,7 +106,7 @@ class Observer:
             self.tokens.dropped.update(one for one, why in zip(ids, dropped, strict=True) if why is not None)
         if columns and ids:
             if frame.stage == "rollout" and frame.policy_version is not None:
-                columns["versions"] = [[frame.policy_version]] * len(ids)
+                columns.setdefault("versions", [[frame.policy_version]] * len(ids))
             self.samples.write(ids, columns, frame, now)
         if frame.stage == "update_actor" and frame.scope == "stage":
             self.samples.end_update(frame, now)

@@ -163,9 +163,9 @@ class Recorder:
         self.own_ns += clock() - began
 
     def _done(self, step: int) -> None:
-        """A step has ended, as a call has said; what comes belongs to the next."""
+        """A step has ended, as a call has said: what comes belongs to the next, and the policy has learnt of this one."""
         self._steps_implied.end()
-        self._root.step = step + 1
+        self._root.step, self._root.policy_version = step + 1, step
 
     def concerns(self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether a call is one that a conditional probe means."""

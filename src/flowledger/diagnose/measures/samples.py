@@ -83,10 +83,11 @@ SELECT step, avg((alike > 1)::INT)::DOUBLE AS duplicate_ratio FROM counted GROUP
 
 STALENESS = f"""
 WITH of_sample AS (
-    SELECT step, sample_id, max(policy_version) FILTER (len(trained) > 0) AS trained_at, min(list_min(versions)) AS sampled_at
-    FROM samples WHERE source <> 'plan' AND step IS NOT NULL AND {WHOLE} GROUP BY step, sample_id)
+    SELECT max(step) FILTER (len(trained) > 0) AS step, sample_id, max(policy_version) FILTER (len(trained) > 0) AS trained_at,
+        min(list_min(versions)) AS sampled_at
+    FROM samples WHERE source <> 'plan' AND step IS NOT NULL AND {WHOLE} GROUP BY sample_id, attempt)
 SELECT step, {named((("staleness/mean", "avg(trained_at - sampled_at)"), ("staleness/max", "max(trained_at - sampled_at)")))}
-FROM of_sample GROUP BY step
+FROM of_sample WHERE step IS NOT NULL GROUP BY step
 """
 
 
