@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+
 from flowledger.diagnose.checks.retained import check
 from flowledger.ledger.rows import MemoryRow, Row, StorageRow, TensorRow
 from tests.diagnose.by_hand import told
@@ -114,3 +116,12 @@ def test_a_loop_that_is_not_ours_may_keep_a_batch_for_a_while(tmp_path: Path) ->
 def test_without_rows_each_question_says_what_it_lacks(tmp_path: Path) -> None:
     found = told(check, tmp_path / "run", [])
     assert len(found) == 7 and all(one.verdict == "skipped" and one.needs for one in found.values())
+
+
+@pytest.mark.parametrize("first", [0, 1, 40], ids=["from 0", "from 1", "resumed"])
+def test_the_first_two_steps_fill_what_stays_whatever_number_they_have(tmp_path: Path, first: int) -> None:
+    """300 MiB, 340, 380 is how a run begins; another two such steps are growth."""
+    rows = [total(first + n, (300 + 40 * n) * MIB) for n in range(4)]
+    begins = told(check, tmp_path / "begins", rows[:3])["memory_grows_fast"]
+    goes_on = told(check, tmp_path / "on", rows)["memory_grows_fast"]
+    assert (begins.verdict, goes_on.verdict, goes_on.step) == ("pass", "warn", first + 3)

@@ -188,8 +188,9 @@ def grows(of: Memory) -> Answer:
         return Answer(needs=("rows of `memory` at the end of steps",))
     breaches: list[Breach] = []
     share, least = GROWS
+    first = min(row["step"] for row in rows)  # a framework may count from 1, a resumed run from anywhere
     for column, what in (("allocated", "allocated memory"), ("host_used", "memory of the process")):
-        told = [row for row in rows if row[column] is not None and row["step"] > 0]
+        told = [row for row in rows if row[column] is not None and row["step"] > first]
         breaches += _grown(
             told, lambda row, of=column: row[of], lambda row, of=column: max(least, share * row[of]), what
         )
