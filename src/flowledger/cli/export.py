@@ -1,7 +1,11 @@
 """The verb `export`: a run in the forms that other tools read."""
 
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
 import typer
 
@@ -10,46 +14,196 @@ from flowledger.cli.watch import alarms
 from flowledger.flow.errors import BadInput, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from flowledger.diagnose.alarms.rules import Rule
     from flowledger.ledger.reader import Ledger
+    from flowledger.show.export_rows import Numbers
 
-FORMS = {
-    "prometheus-rules": "the alarms as a file of rules (YAML)",
-    "prometheus": "the numbers of the latest step as text",
-}  # fmt: skip
+ENDPOINT = "http://localhost:4318"  # where a collector listens for OTLP over HTTP
+HOWEVER = "OTLP is sent, not written: leave -o out, and name a collector with --endpoint URL"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the options say."""
+
+    out: Path | None
+    rules: Path | None
+    step: str | None
+    sample: str | None
+    endpoint: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One form. `takes`: the options that mean something to it; `write` does it and says what is left out, a line each."""
+
+    what: str
+    takes: tuple[str, ...]
+    write: Callable[["Ledger", Asked], Iterable[str]]
+    copies: bool = False  # DuckDB writes the files itself
 
 
 def export(
     run: RunArgument,
     to: Annotated[
-        str, typer.Option("--to", metavar="FORM", help="; ".join(f"{form}: {what}" for form, what in FORMS.items()))
+        str,
+        typer.Option(
+            "--to", metavar="FORM", help="perfetto, parquet, csv, prometheus, prometheus-rules, tensorboard, otlp"
+        ),
     ],
-    out: Annotated[Path | None, typer.Option("-o", metavar="FILE", help="instead of standard output")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", metavar="PLACE", help="FILE (.json or .json.gz of perfetto), or DIR of parquet, csv and tensorboard"
+        ),
+    ] = None,
+    step: Annotated[
+        str | None, typer.Option("--step", metavar="A..B", help="these steps alone: 7, 3..9, 3.. or ..9")
+    ] = None,
+    sample: Annotated[
+        str | None,
+        typer.Option("--sample", metavar="ID", help="perfetto, otlp: whose way is drawn; else the most telling one"),
+    ] = None,
+    endpoint: Annotated[
+        str | None, typer.Option("--endpoint", metavar="URL", help=f"otlp: the collector ({ENDPOINT})")
+    ] = None,
     rules: Annotated[
-        Path | None, typer.Option("--rules", metavar="FILE", help="alarms of your own besides, in YAML")
+        Path | None, typer.Option("--rules", metavar="FILE", help="prometheus: alarms of your own besides, in YAML")
     ] = None,
 ) -> None:
     """Write a run, or its alarms, in a form that another tool reads."""
     from flowledger.ledger.reader import Ledger
 
     if to not in FORMS:
-        listed = "; ".join(f"{form} ({what})" for form, what in FORMS.items())
+        listed = "; ".join(f"{form} ({one.what})" for form, one in FORMS.items())
         raise BadInput(f"--to {to!r}: there is {listed}{nearest(to, FORMS)}")
-    chosen = alarms(rules)
-    with Ledger(run) as ledger:
-        text = _writer(to)(ledger, chosen)
+    form = FORMS[to]
+    given = {"-o": out, "--step": step, "--sample": sample, "--endpoint": endpoint, "--rules": rules}
+    if unused := [option for option, value in given.items() if value is not None and option not in form.takes]:
+        raise BadInput(HOWEVER if unused[0] == "-o" else f"{unused[0]} means nothing to --to {to}: leave it out")
+    if run.is_file():
+        raise BadInput(
+            f"{run} is a file and no run: make one of it with flowledger import {run} -o RUN, then export RUN"
+        )
+    with Ledger(run, external_access=form.copies) as ledger:
+        if ledger.torn:
+            _say(f"{ledger.torn} torn lines of {run} are left out")
+        for line in form.write(ledger, Asked(out, rules, step, sample, endpoint)):
+            _say(line)
+
+
+def _say(line: str) -> None:
+    print(f"flowledger: {line}", file=sys.stderr)
+
+
+def recomputed(ledger: "Ledger") -> "Numbers":
+    """Metrics that are no rows of the ledger: made of its other rows."""
+    from flowledger.diagnose.measures import series_of
+
+    series = series_of(ledger)
+    return {name: series.by_step(name) for name in series.recomputed if name not in series.told}
+
+
+def _perfetto(ledger: "Ledger", asked: Asked) -> Iterable[str]:
+    from flowledger.show import export_perfetto
+    from flowledger.show.export_files import written
+    from flowledger.show.export_rows import steps_of
+
+    steps = steps_of(asked.step)
+    with written(asked.out) as file:
+        left_out = export_perfetto.write(ledger, file, steps, asked.sample, recomputed(ledger))
+    if asked.out is not None:
+        print(f"{asked.out}: open it at https://ui.perfetto.dev or in chrome://tracing; it stays on this machine")
+    return left_out
+
+
+def _tables(form: str) -> "Callable[[Ledger, Asked], Iterable[str]]":
+    def write(ledger: "Ledger", asked: Asked) -> Iterable[str]:
+        from flowledger.show import export_tables
+
+        left_out = export_tables.write(ledger, form, asked.out)
+        print(f"{asked.out}: tables/*.{form} are the ledger's rows, views/*.{form} what show reads")
+        return left_out
+
+    return write
+
+
+def _tensorboard(ledger: "Ledger", asked: Asked) -> Iterable[str]:
+    from flowledger.show import export_tensorboard
+    from flowledger.show.export_rows import steps_of
+
+    left_out = export_tensorboard.write(ledger, asked.out, steps_of(asked.step), recomputed(ledger))
+    print(f"{asked.out}: look at it with tensorboard --logdir {asked.out}")
+    return left_out
+
+
+def _prometheus(ledger: "Ledger", asked: Asked) -> Iterable[str]:
+    from flowledger.diagnose.alarms import prometheus
+    from flowledger.show.export_rows import steps_of
+
+    steps = steps_of(asked.step)
+    if asked.step is not None and (steps.first is None or steps.first != steps.last):
+        raise BadInput(f"--step {asked.step}: Prometheus takes the numbers of one moment; name one step")
+    made = prometheus.exposition(ledger, alarms(asked.rules), steps.first)
+    _text(asked.out, made.text)
+    return made.left_out
+
+
+def _prometheus_rules(ledger: "Ledger", asked: Asked) -> Iterable[str]:
+    from flowledger.diagnose.alarms import prometheus
+
+    _text(asked.out, prometheus.rules_file(ledger, alarms(asked.rules)))
+    return ()
+
+
+def _text(out: Path | None, text: str) -> None:
+    from flowledger.show.export_files import written
+
     if out is None:
         print(text, end="")
         return
+    with written(out) as file:
+        file.write(text.encode())
+
+
+def _otlp(ledger: "Ledger", asked: Asked) -> Iterable[str]:
+    from flowledger.show import export_otlp
+    from flowledger.show.export_path import path_of
+    from flowledger.show.export_rows import check_steps, steps_of
+
+    endpoint = collector(asked.endpoint or ENDPOINT)
     try:
-        out.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise BadInput(f"cannot write {out}: {error.strerror}") from None
+        from flowledger.show.export_otlp_post import post
+    except ModuleNotFoundError as error:
+        raise BadInput(
+            f"--to otlp needs OpenTelemetry's exporter ({error.name} is not installed): pip install 'flowledger[otlp]'"
+        ) from None
+    steps = steps_of(asked.step)
+    check_steps(ledger, steps)
+    path = path_of(ledger, asked.sample, steps)
+    traces, gauges = export_otlp.traces(ledger, steps, path), export_otlp.gauges(ledger, steps, recomputed(ledger))
+    spans, numbers = post(endpoint, export_otlp.resource(ledger), traces, gauges)
+    print(f"{endpoint}: {spans:,} spans and {numbers:,} numbers of {ledger.run}")
+    return export_otlp.left_out(ledger, steps, path, spans, numbers)
 
 
-def _writer(to: str) -> "Callable[[Ledger, Sequence[Rule]], str]":
-    from flowledger.diagnose.alarms import prometheus
+def collector(endpoint: str) -> str:
+    """A collector's address without a slash at its end. Raises BadInput for what is none."""
+    try:
+        parts = urlsplit(endpoint)
+        whole = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        whole = False
+    if not whole:
+        raise BadInput(f"--endpoint {endpoint!r} is no address of a collector: give http://HOST:4318 or https://HOST")
+    return endpoint.rstrip("/").removesuffix("/v1/traces").removesuffix("/v1/metrics")
 
-    return prometheus.rules_file if to == "prometheus-rules" else prometheus.exposition
+
+FORMS = {
+    "perfetto": Form("a Chrome trace: stages, phases, communication, memory, the way of a sample", ("-o", "--step", "--sample"), _perfetto),
+    "parquet": Form("the tables and views, a file each", ("-o",), _tables("parquet"), copies=True),
+    "csv": Form("the tables and views, a file each", ("-o",), _tables("csv"), copies=True),
+    "prometheus": Form("the numbers of the last whole step as text", ("-o", "--step", "--rules"), _prometheus),
+    "prometheus-rules": Form("the alarms as a file of rules (YAML)", ("-o", "--rules"), _prometheus_rules),
+    "tensorboard": Form("every number and how samples spread, as an event file", ("-o", "--step"), _tensorboard),
+    "otlp": Form("traces and metrics, sent to a collector of OpenTelemetry", ("--step", "--sample", "--endpoint"), _otlp),
+}  # fmt: skip
