@@ -5,6 +5,8 @@ import json
 import os
 import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,11 +14,15 @@ from typing import Any
 import pytest
 
 from flowledger.cli import source_kinds
+from flowledger.diagnose import alarms
 from flowledger.diagnose import findings as detecting
 from flowledger.flow.errors import BadInput
+from flowledger.ledger.directory import open_run
 from flowledger.ledger.rows import FindingRow, TokenRow
+from flowledger.ledger.writer import Writer
 from tests.cli.conftest import Call
 from tests.diagnose import sick
+from tests.diagnose.alarm_stories import metric, written
 
 ROOT = Path(__file__).parents[2]
 OOM = (
@@ -240,3 +246,86 @@ def test_a_pipe_is_read_and_one_into_which_nobody_writes_is_not_waited_for(tmp_p
     os.close(end)
     assert source_kinds.drained(Path(f"/dev/fd/{reader}"), tmp_path / "log").read_bytes() == b"step:1 - a:1\n"
     os.close(reader)
+
+
+def test_settings_that_no_configuration_takes_are_told(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "crash.log").write_text(OOM)
+    found = document(call, tmp_path / "crash.log", "actor_rollout_ref.rollout.n=8", "--assume", "WORLD_SIZE=8")
+    left = {one["source"]: one["why"] for one in found["unread"]}
+    assert left.keys() == {"actor_rollout_ref.rollout.n=8", "--assume WORLD_SIZE=8"}
+    assert all("no CONFIG among the sources" in why for why in left.values())
+
+
+def test_a_model_beside_a_traceback_names_the_tensor_with_its_tokens(call: Call, tmp_path: Path) -> None:
+    (tmp_path / "crash.log").write_text(OOM)
+    found = document(call, tmp_path / "crash.log", "--model", "Qwen/Qwen2.5-7B-Instruct", "--gpu", "h100")
+    tokens = round(10.43 * 2**30 / (152_064 * 4))  # rows of its embedding in float32: what 10.43 GiB are
+    assert f"{tokens:,} * 152,064 * 4 bytes" in found["summary"]["cause"] and not found["unread"]
+
+
+@pytest.mark.parametrize(("words", "says"), [
+    (("--model", "qwen2.5-7"), "did you mean Qwen2.5-7B?"), (("--gpu", "h10"), "did you mean"), (("--rules", "none.yaml"), "cannot read none.yaml"),
+])  # fmt: skip
+def test_a_model_device_or_rules_that_are_none_are_refused(
+    call: Call, sickly: Path, words: tuple[str, str], says: str
+) -> None:
+    code, _, err = call("diagnose", sickly, *words)
+    assert code == 2 and says in err
+
+
+def test_alarms_of_ones_own_are_judged_and_take_the_place_of_ours(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(detecting, "detectors", lambda: {"alarms": alarms.check})
+    run = written(tmp_path / "run", [(0, metric(step, "grad_norm", 0.0)) for step in range(5)])
+    with directory_writer(run) as ink:  # as the run's end has written it
+        ink.put(FindingRow(id="dead_gradient", order="alarms", verdict="fail", severity="error", message="as of old"))
+    row = {"goal": "stability", "severity": "error", "next_step": "look"}
+    (tmp_path / "mine.yaml").write_text(json.dumps([
+        {"id": "mine", "when": 'grad_norm < 1 and m["my/metirc"] < 1 or grad_norm == 0', "message": "it is {grad_norm}", "zh": "为 {grad_norm}", **row},
+        {"id": "dead_gradient", "when": "grad_norm > 100", "message": "never", **row},
+    ]))  # fmt: skip
+    words = {one["id"]: one["message"] for one in document(call, run)["rows"]}
+    assert "instability.optimizer" in words and "gradient norm is 0" in words["instability.optimizer"]
+    found = document(call, run, "--rules", tmp_path / "mine.yaml")
+    assert "it is 0" in [one["message"] for one in found["rows"]]
+    assert not any("gradient norm is 0" in one["message"] or "as of old" in one["message"] for one in found["rows"])
+    assert [one["why"] for one in found["unread"]] == ["alarm mine: this run has no metric 'my/metirc' so far"]
+    assert "为 0" in [
+        one["message"] for one in document(call, run, "--rules", tmp_path / "mine.yaml", "--lang", "zh")["rows"]
+    ]
+
+
+@contextmanager
+def directory_writer(run: Path) -> Iterator[Writer]:
+    ink = Writer(open_run(run).part("actor", 0))
+    yield ink
+    ink.close()
+
+
+@pytest.mark.parametrize(("name", "text", "says"), [
+    ("a.json", '{"a":' * 300 + '{"symptom of it": "loss is nan", "x": [1, 2', "breaks off at line 1, column"),
+    ("b.txt", '[{"a":' * 30 + '{"why": "the loss is nan with grpo", "x": 1', "breaks off at line 1, column"),
+    ("c.json", '{"a":' * 100_000, "nested too deep"),
+])  # fmt: skip
+def test_half_a_json_document_is_no_report(call: Call, tmp_path: Path, name: str, text: str, says: str) -> None:
+    (tmp_path / name).write_text(text)
+    code, _, err = call("diagnose", tmp_path / name)
+    assert code == 2 and says in err
+
+
+def test_a_configuration_that_leaves_the_engine_open_is_read_all_the_same(call: Call, tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        "python3 -m verl.trainer.main_ppo data.train_batch_size=100 actor_rollout_ref.rollout.n=5 trainer.n_gpus_per_node=8 "
+        "actor_rollout_ref.actor.ppo_mini_batch_size=100 actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct "
+        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4\n"
+    )
+    found = document(call, script)
+    assert "actor_rollout_ref.rollout.name=vllm" in found["sources"][0]["what"] and not found["unread"]
+    assert found["summary"]["change"]["to"] == "96 or 104"
+    script.write_text("python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=nobody/knows-this-model\n")
+    code, _, err = call("diagnose", script)
+    assert (
+        code == 2 and "knows-this-model" in err
+    )  # what more than the engine is open or wrong stays a fault of the source

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flowledger.cli import injection_checks, injections
 from flowledger.diagnose.faults import table
 
 Call = Callable[..., tuple[int, str, str]]
@@ -91,7 +92,7 @@ BAD = {
     "a file that raises": ("1 / 0", (), "it raised ZeroDivisionError"),
     "no Python": ("FAULTS = [", (), "it raised SyntaxError"),
     "an id of ours": (
-        "from flowledger.diagnose.faults import Fault\nFAULTS = [Fault(id='loss_mask_left', what='', config={'steps': 2})]",
+        "from flowledger.diagnose.faults import Fault\nFAULTS = [Fault(id='loss_mask_left', what='', config={'seed': 2})]",
         (), "has the id of one of ours",
     ),
     "an id twice": ("FAULTS = [{'id': 'a', 'what': '', 'config': {'seed': 1}}] * 2", (), "two faults have the id 'a'"),
@@ -100,7 +101,23 @@ BAD = {
     ),
     "a function that is not there": (
         "FAULTS = [{'id': 'a', 'what': '', 'patch': {'flowledger.run.stages:rewrd': lambda f: f}}]", (),
-        "there is no function flowledger.run.stages:rewrd",
+        "there is no function flowledger.run.stages:rewrd to be replaced; did you mean reward?",
+    ),
+    "a module that is not there": (
+        "FAULTS = [{'id': 'a', 'what': '', 'patch': {'flowledger.run.stage:reward': lambda f: f}}]", (), "did you mean flowledger.run.stages?",
+    ),
+    "a finding that is none": (
+        "FAULTS = [{'id': 'a', 'what': '', 'config': {'optim.lr': 1}, 'expects': ['reward_sum_wrnog']}]", (),
+        "no finding has the id 'reward_sum_wrnog'; did you mean reward_sum_wrong?",
+    ),
+    "an id that is a path": (
+        "FAULTS = [{'id': '../a/b', 'what': '', 'config': {'optim.lr': 1}}]", ("--keep", "kept"), "such as 'a_b'",
+    ),
+    "a step far away": (
+        "FAULTS = [{'id': 'a', 'what': '', 'config': {'optim.lr': 1}, 'starts': 90}]", (), "starts = 90 should be a step from 0 to 30",
+    ),
+    "a setting that counts for nothing": (
+        "FAULTS = [{'id': 'a', 'what': '', 'config': {'steps': 500}}]", (), "config: steps: a run is as long as",
     ),
 }  # fmt: skip
 
@@ -110,8 +127,26 @@ def test_bad_input_is_one_line(call: Call, tmp_path: Path, name: str) -> None:
     text, options, said = BAD[name]
     if text:
         (tmp_path / "own.py").write_text(text)
-        options = ("--faults", tmp_path / "own.py")
+        options = ("--faults", tmp_path / "own.py", *options)
     code, out, err = call("selftest", *options, "--jobs", 1)
     assert (code, out) == (2, "")
     assert said in err
     assert len(err.splitlines()) == 1
+
+
+def test_every_fault_of_a_file_is_looked_at_before_one_is_put_in(
+    call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(injections, "outcomes", lambda *_, **__: pytest.fail("a run began"))
+    good = "{'id': 'good', 'what': '', 'config': {'optim.lr': 1e-2}, 'expects': ['grad_norm_spike', 'kl_wrong', 'rank_died']}"
+    bad = "{'id': 'bad', 'what': '', 'config': {'optim.rate': 1}}, {'id': 'worse', 'what': '', 'patch': {'flowledger.run.loop:rl_stp': len}}"
+    (tmp_path / "own.py").write_text(f"FAULTS = [{good}, {bad}]")
+    code, _, err = call("selftest", "--faults", tmp_path / "own.py")
+    assert code == 2
+    assert [line.partition("fault ")[2][:5] for line in err.splitlines()] == ["'bad'", "'wors"]
+
+
+def test_every_finding_that_our_own_faults_expect_is_known() -> None:
+    asked = {name for fault in table()[0] for name in fault.expects}
+    assert asked <= injection_checks.findings_known()
+    assert not {"unheard_of", "reward_sum_wrnog"} & injection_checks.findings_known()

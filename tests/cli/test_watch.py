@@ -1,11 +1,13 @@
 """The verbs `watch` and `export`: what is printed and posted, how they end, and that they stop nobody but the one."""
 
 import json
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -171,7 +173,7 @@ def test_export_to_prometheus(call: Call, sick: Path, tmp_path: Path) -> None:
     assert groups[0]["name"] == "flowledger_correctness"
     code, _, err = call("export", sick, "--to", "promethus")
     assert code == 2
-    assert "there is prometheus-rules" in err and "did you mean prometheus?" in err
+    assert "prometheus-rules (" in err and "did you mean prometheus?" in err
     code, _, err = call("export", sick, "--to", "prometheus", "-o", tmp_path / "no" / "where")
     assert code == 2 and "cannot write" in err
 
@@ -194,3 +196,14 @@ def test_what_stands_behind_the_host_of_a_webhook_is_not_printed() -> None:
 def test_alarms_are_read_from_files_alone() -> None:
     with pytest.raises(BadInput, match="no regular file"):
         rules.read(Path("/dev/zero"))
+
+
+def test_a_run_that_is_removed_is_said_to_be(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = tmp_path / "run"
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as process:
+        launched(run, process)
+        monkeypatch.setattr(time, "sleep", lambda _: shutil.rmtree(run, ignore_errors=True))
+        code, out, err = call("watch", run)
+        process.kill()
+    assert code == 2 and out.splitlines()[-1].endswith("; run removed")
+    assert err == f"flowledger: run {run} was removed while it was watched; nothing more can be said of it\n"

@@ -123,6 +123,16 @@ def test_an_alarm_fires_at_the_step_by_hand_says_what_it_saw_and_is_alone(name: 
 
 # ----------------------------------------------------------------------------------------------------------- silence
 
+
+@pytest.mark.parametrize("warm_up", [2, 12])
+def test_the_first_updates_after_a_critic_warmed_up_alone_are_none_too_large(warm_up: int) -> None:
+    moved = [0.0] * warm_up + [0.12, 0.08, 0.1, 0.09, 0.1]
+    quiet = judged(numbers(len(moved), {"update_ratio": moved}))
+    assert "update_too_large" not in fired(quiet)
+    loud = judged(numbers(len(moved) + 1, {"update_ratio": [*moved, 2.0]}))
+    assert fired(loud)["update_too_large"] == len(moved)
+
+
 healthy = st.sampled_from(sorted(HEALTHY))
 
 

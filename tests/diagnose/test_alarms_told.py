@@ -111,6 +111,39 @@ def test_a_rule_may_name_what_only_the_run_has_and_a_slip_is_told_once(tmp_path:
     assert [event.finding.id for event in kept.look()] == ["mine"] and kept.strangers() == []
 
 
+def test_a_setting_that_the_run_has_not_is_told_with_the_nearest(tmp_path: Path) -> None:
+    rows = [(0, metric(step, "grad_norm", 0.2)) for step in range(4)]
+    own = written(tmp_path / "own", rows, config={"algorithm": {"kl_coef": 0.1}, "optim": {"lr": 1e-6}})
+    asked = [
+        rule('grad_norm > config("algorithm.kl_coeff")'),
+        rule('grad_norm > config("__class__")', id="odd"),
+        rule('grad_norm > size("Vv") or grad_norm > planned("memory_alocated")', id="sizes"),
+        rule('grad_norm > config("async.max_staleness", 9)', id="may_be_absent"),
+        rule('grad_norm > config("optim.lr")', id="there"),
+    ]
+    watch = Watch(own, asked)
+    watch.look()
+    assert watch.strangers() == [
+        "alarm mine: this run has no setting 'algorithm.kl_coeff'; did you mean algorithm.kl_coef?",
+        "alarm odd: this run has no setting '__class__': settings are algorithm.kl_coef, optim.lr, …",
+        "alarm sizes: this run has no symbol 'Vv'; did you mean V?",
+        "alarm sizes: this run has no planned number 'memory_alocated'; did you mean memory_allocated?",
+    ]
+
+
+def test_metrics_that_are_not_finite_are_named(tmp_path: Path) -> None:
+    rows = [(0, metric(step, name, float("nan") if step else 1.0)) for step in range(2) for name in ("entropy", "lr")]
+    said = found(written(tmp_path / "run", rows))["metric_not_finite"]
+    assert said.message == "metrics are nan or infinite: rank 0: entropy = nan, lr = nan"
+
+
+def test_a_long_list_of_metrics_that_are_not_finite_is_cut_in_the_sentence_and_whole_beside_it(tmp_path: Path) -> None:
+    rows = [(0, metric(1, f"my/metric_{number:03d}", float("inf"))) for number in range(40)]
+    said = found(written(tmp_path / "run", rows))["metric_not_finite"]
+    assert said.message.endswith(", …") and len(said.message) < 240 and "my/metric_000 = inf" in said.message
+    assert any("my/metric_039 = inf" in line for line in said.evidence or [])
+
+
 def test_what_watch_refuses_is_not_exported(tmp_path: Path) -> None:
     own = run(tmp_path / "run", "verl", None, steps=2)
     for when in ("grad_nrom > 1", "grad_norm > 1 && lr > 1", "medain(lr, 3) > 1"):

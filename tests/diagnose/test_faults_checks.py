@@ -1,6 +1,6 @@
 """The checks that make numbers again, on ledgers written by hand: right and wrong numbers worked out beside them."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -279,3 +279,29 @@ def test_half_of_the_columns_break_nothing(tmp_path: Path, framework: str) -> No
     made.close()
     with Ledger(tmp_path / "run") as ledger:
         assert not [one for check in MINE for one in check.check(ledger) if one.verdict == "fail"]
+
+
+def two_steps(log_probs: list[float], *, sequence: tuple[int, int] = (1, 2), moved: float = 0.1) -> Iterator[Row]:
+    """A sample in two steps whose log-probs are alike bit for bit; `sequence`: the checksum of its tokens in each."""
+    common = {"stage": "rollout", "access": "write", "local_shape": [1, 2]}
+    for step in (0, 1):
+        yield TensorRow(tensor_name="rollout_log_prob", step=step, checksum=7, **common)  # type: ignore[arg-type]
+        yield TensorRow(tensor_name="full_sequence", step=step, checksum=sequence[step], **common)  # type: ignore[arg-type]
+        yield MetricRow(name="update_ratio", raw_name="update_ratio", value=moved, step=step)
+        for at, log_prob in enumerate(log_probs):
+            yield TokenRow(
+                sample_id=f"{step}", position=at, step=step, token_id=5, response_mask=1, rollout_log_prob=log_prob
+            )
+
+
+@pytest.mark.parametrize(("story", "rows", "verdict"), [
+    ("stale", two_steps([-0.5, -0.25]), "fail"),
+    ("stale for the same samples", two_steps([-0.5, -0.25], sequence=(1, 1)), "fail"),
+    ("certain of every token", two_steps([0.0, 0.0]), "pass"),
+    ("the same samples of the same weights", two_steps([-0.5, -0.25], sequence=(1, 1), moved=0.0), "pass"),
+    ("other samples of the same weights", two_steps([-0.5, -0.25], moved=0.0), "fail"),
+])  # fmt: skip
+def test_a_policy_that_has_collapsed_makes_the_same_by_right(
+    tmp_path: Path, story: str, rows: Iterator[Row], verdict: str
+) -> None:
+    assert told(contents, tmp_path / "run", rows)["content_repeated"].verdict == verdict

@@ -233,3 +233,23 @@ def test_a_process_on_the_host_has_no_peak_but_what_tensors_take(tmp_path: Path,
     )
     met = sick.told(sick.run(tmp_path / "run", [[row]], device=device), order="oom")
     assert first(met) is None and verdict(met, "oom.peak_stage") == "skipped"
+
+
+def test_a_plan_far_below_what_the_crash_needed_is_told_and_its_parts_are_not_taken_for_the_crash() -> None:
+    """Planned are 44 GiB at update_actor; 110.31 GiB were allocated when 58.15 more were asked for: 3.8 times as much."""
+    met = walk.diagnose(evidence(crash(f"torch.OutOfMemoryError: {NEW}"), sizes={"H": 4096}))
+    lines = met.first[1].evidence
+    assert lines[0].startswith(
+        "the plan has 44.00 GiB at the peak of update_actor, and 168.46 GiB were needed here, 3.8 times as much"
+    )
+    assert (
+        "what a plan cannot know: an engine that was awake, another process on the device (2.86 GiB outside of PyTorch here)"
+        in lines[1]
+    )
+    by_kind = next(answer for step, answer in met.steps if step.name == "by_kind")
+    assert not any("planned at the peak" in line or line.startswith("activation") for line in by_kind.evidence)
+    near = NEW.replace("110.31 GiB is allocated", "40.00 GiB is allocated").replace(
+        "58.15", "2.15"
+    )  # 42.15 of 44 planned
+    told = walk.diagnose(evidence(crash(f"torch.OutOfMemoryError: {near}"), sizes={"H": 4096})).first[1].evidence
+    assert not any("times as much" in line for line in told)

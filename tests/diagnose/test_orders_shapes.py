@@ -7,7 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowledger.diagnose.orders import shape_mismatch
 from flowledger.diagnose.orders.clashes import clashes, told
+from flowledger.diagnose.orders.dealing import dealt
+from flowledger.diagnose.orders.evidence import Evidence
 from flowledger.diagnose.orders.ratios import CUT, cut_of, number_told, rearranged, shape_told
 from flowledger.diagnose.planned import Planned, Summary
 from flowledger.ledger.rows import FindingRow, TensorRow, TokenRow
@@ -220,3 +223,37 @@ def test_a_plan_of_another_setting_fails_at_the_logical_shape_and_of_another_mes
     assert cause(other) == "B_prompt*G is 16 by the configuration and 8 in the run"
     mesh = sick.told(path, planned=plan(mesh={"dp": 4, "cp": 1}, cut=4), order="shape_mismatch")
     assert first(mesh) == "shape_mismatch.operator" and cause(mesh) == "dp is 4 in the plan and 2 in the run"
+
+
+@pytest.mark.parametrize(("rows", "chunks", "group", "prompts", "fix", "says"), [
+    (500, 8, 5, 100, ("data.train_batch_size", "100", "96 or 104"), "500 rows are 100 prompts * n = 5"),  # 480 and 520
+    (60, 8, 4, 15, ("data.train_batch_size", "15", "14 or 16"), "a multiple of 2"),
+    (100, 8, 5, 100, ("data.train_batch_size", "100", "96 or 104"), "these are the prompts before"),
+    (501, 8, 5, 100, ("rows of this batch", "501", "496 or 504"), "no prompts * n = 5"),
+    (500, 8, None, None, ("rows of this batch (prompts * n)", "500", "496 or 504"), "so that n counts too"),
+    (3, 8, 1, 3, ("data.train_batch_size", "3", "8"), "such as 8"),
+])  # fmt: skip
+def test_what_to_change_of_a_batch_that_does_not_divide_counts_n(
+    rows: int, chunks: int, group: int | None, prompts: int | None, fix: tuple[str, str, str], says: str
+) -> None:
+    change = dealt(rows, chunks, group=group, prompts=prompts, framework="verl")
+    assert (change.fix["key"], change.fix["from"], change.fix["to"]) == fix and says in change.why
+    for text in change.fix["to"].split(" or "):
+        made = (
+            int(text) * (group if change.fix["key"].startswith("data") and rows != prompts else 1)
+            if group
+            else int(text)
+        )
+        assert made % chunks == 0
+
+
+def test_a_crash_over_unequal_parts_has_a_change_in_prompts() -> None:
+    end = FindingRow(
+        id="crash",
+        verdict="fail",
+        message="AssertionError: only support equal chunk. Got size of DataProto 500 and chunk 8.",
+    )
+    seen = Evidence(findings=(end,), planned_config={"rollout": {"samples_per_prompt": 5}})
+    answer = shape_mismatch.logical(seen)
+    assert answer.fix == {"key": "prompts of a step", "from": "100", "to": "96 or 104"}
+    assert "n = 5" in answer.evidence[0]

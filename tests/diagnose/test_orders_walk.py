@@ -9,6 +9,7 @@ import yaml
 
 from flowledger.diagnose import findings as detecting
 from flowledger.diagnose.orders import advice, walk
+from flowledger.diagnose.orders.answer import passed
 from flowledger.diagnose.orders.evidence import ABOUT_RECORDING, Evidence
 from flowledger.diagnose.orders.kept import planned_of
 from flowledger.ledger import planned
@@ -209,3 +210,44 @@ def test_every_finding_that_detectors_alarms_and_faults_know_belongs_to_a_step(t
         "exception",
         *ABOUT_RECORDING,
     }  # told as how the run ended, or of the recording
+
+
+def stands(message: str = "it holds") -> FindingRow:
+    return FindingRow(id="masks_nest", verdict="pass", message=message)
+
+
+def wants(need: str) -> FindingRow:
+    return FindingRow(id="loss_mask_wrong", verdict="skipped", message="not checked", needs=[need])
+
+
+@pytest.mark.parametrize(("findings", "verdict", "needs"), [
+    ([stands()], "pass", True),  # the step's own test wants rows
+    ([stands(), wants("rows of `tokens`: record.level = tokens")], "pass", True),
+    ([wants("rows of `tokens`: record.level = tokens")], "skipped", True),
+])  # fmt: skip
+def test_a_step_that_wants_for_input_is_checked_in_part_at_most(
+    findings: list[FindingRow], verdict: str, needs: bool
+) -> None:
+    found = met(*findings)
+    step, answer = next(pair for pair in found.steps if pair[0].id == "shape_mismatch.mask")
+    assert (answer.verdict, bool(walk.row(step, answer).needs)) == (verdict, needs)
+    told = walk.summary(found, Evidence())
+    assert ("shape_mismatch.mask" in [one["id"] for one in told["partly"]]) is (verdict == "pass")
+
+
+def test_a_step_whose_own_test_passes_is_whole_only_where_its_detectors_had_their_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(walk.MODULES["hang"], "who_waits", lambda evidence: passed("nobody waits"))
+
+    def partly(*findings: FindingRow) -> bool:
+        answer = next(answer for step, answer in met(*findings, order="hang").steps if step.id == "hang.who_waits")
+        assert answer.verdict == "pass"
+        return answer.is_partly
+
+    hang = {"id": "hang", "verdict": "skipped", "message": "not checked"}
+    assert not partly()
+    assert partly(FindingRow(**hang, needs=["spans of all ranks: record.level = steps"]))
+    assert not partly(
+        FindingRow(**hang, needs=["two ranks: mesh.dp > 1, record.level = steps"])
+    )  # of another kind of run

@@ -289,15 +289,15 @@ def test_a_global_batch_is_a_product() -> None:
 def test_all_signs_of_a_row_must_stand_in_the_report(symptom: str, cause: str) -> None:
     assert first(symptom=symptom).id == cause
     halves = symptom[: len(symptom) // 3], "a run with " + symptom.split()[0]
-    assert all(first(symptom=half).id != cause for half in halves if half.strip() and len(half) > 12)
+    told = [first(symptom=half) for half in halves if half.strip() and len(half) > 12]
+    assert all(row.id != cause or (row.confidence or 0) < 0.5 for row in told)  # likely at best
 
 
-@pytest.mark.parametrize(("place", "factor"), [(0, 1.0), (11, 1.0), (40, 0.7), (200, 0.7)])
-def test_words_alone_are_less_sure_where_a_report_is_like_other_causes(place: int, factor: float) -> None:
+@pytest.mark.parametrize(("place", "most"), [(0, 0.9), (11, 0.9), (20, 0.65), (40, 0.45), (200, 0.45)])
+def test_words_alone_are_less_sure_where_a_report_is_like_other_causes(place: int, most: float) -> None:
     cause = next(one for one in causes() if one.id == "checkpoint_is_stale")
     match = Match(cause=cause, confidence=0.9, missing=frozenset(), suspected=False)
-    assert _doubted(match, {"save": True}, place).confidence == pytest.approx(0.9 * factor)
-    assert _doubted(match, {"save": True}, 20).confidence == 0.65
+    assert _doubted(match, {"save": True}, place).confidence == most
     assert (
         _doubted(match, {"save": True, "identical_steps": (1, 2)}, place) == match
     )  # a setting or number speaks for it

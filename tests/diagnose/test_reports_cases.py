@@ -47,6 +47,18 @@ def test_of_further_reports_few_are_wrong_and_none_surely(
     assert figures["undecidable_cannot_tell"] >= 0.8 * (47 - decidable)
 
 
+def test_of_reports_collected_later_four_of_five_are_told(
+    bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Written down with their labels before any of them was answered; the rules were then extended by their mechanisms."""
+    assert bench.main(["--cases", str(ROOT / "tests/data/reports/later_cases.jsonl")]) == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    decidable = sum(figures[f"decidable_{verdict}"] for verdict in ("right", "cannot_tell", "wrong"))
+    assert figures["reports"] == 88 and decidable == 71
+    assert figures["decidable_right"] >= 0.8 * decidable and figures["wrong"] <= 4 and figures["confidently_wrong"] == 0
+    assert figures["undecidable_wrong"] <= 3
+
+
 def test_without_labels_it_counts_what_is_told(
     bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

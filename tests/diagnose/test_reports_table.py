@@ -1,11 +1,12 @@
 """The tables that reports are answered from are whole: every name is known, every pattern and condition parses, `not` and unknown are kept apart."""
 
+import re
 from importlib.resources import files
 from itertools import product
 
 import pytest
 
-from flowledger.diagnose.reports import keys, table
+from flowledger.diagnose.reports import clauses, keys, table
 from flowledger.diagnose.reports.arithmetic import DERIVED
 from flowledger.diagnose.reports.expression import Unknown, evaluate, names_in
 from flowledger.diagnose.reports.report import Report
@@ -16,7 +17,8 @@ WORDS = {word for rows in table.words().values() for word in rows}
 MADE = {
     "time_by_longest", "time_by_sum", "longest_tokens", "slowest_s", "fastest_s", "allocated_first", "allocated_last",
     "fragmentation_first", "fragmentation_last", "logp_diff_first", "logp_diff_last", "residu_first", "residu_last", "temperature_not_one",
-    "top_p_below_one", "params_b", "dead_key", "missing_name",
+    "top_p_below_one", "params_b", "dead_key", "missing_name", "plan_gib", "plan_limit_gib", "plan_stage", "plan_kind",
+    "plan_kind_gib", "plan_tensor", "plan_tensor_gib", "plan_kinds",
 }  # fmt: skip
 
 
@@ -32,6 +34,7 @@ def test_every_name_of_a_condition_or_sentence_is_known() -> None:
             for hole in table.HOLE.finditer(text)
         )
         used |= {name: cause.id for one in (*conditions, *holes) for name in names_in(one)}
+    used |= {name: kind for kind, when in clauses.kinds().items() for name in names_in(when)}
     assert {name: cause for name, cause in used.items() if name not in known} == {}
     assert sorted(WORDS - used.keys()) == []
 
@@ -54,9 +57,9 @@ def test_nothing_is_told_of_an_empty_report() -> None:
 
 
 def test_no_row_names_a_case() -> None:
-    for name in ("words", "keys", "spoken", "mechanisms"):
+    for name in ("words", "keys", "spoken", "mechanisms", "contrasts"):
         text = files("flowledger.diagnose.reports").joinpath(f"{name}.toml").read_text(encoding="utf-8")
-        assert "I0" not in text and "#" not in text.replace("# ", "")
+        assert not re.search(r"\bI\d{3}\b|\w#\d", text), name
 
 
 VALUES = (True, False, Unknown(frozenset({"x"})))

@@ -248,6 +248,11 @@ def test_a_step_is_cut_off_where_not_every_rank_ended_it(
 ) -> None:
     with Ledger(book(tmp_path / "run", ranks)) as ledger:
         assert [row["step"] for row in ledger.rows("FROM cut_steps")] == cut
+        walked = ledger.rows("FROM walked ORDER BY ALL")
+        for _ in range(2):  # a second time there is nothing to do
+            ledger.settle("walked", "cut_steps")
+        assert [row["step"] for row in ledger.rows("FROM cut_steps ORDER BY step")] == cut
+        assert ledger.rows("FROM walked ORDER BY ALL") == walked
 
 
 def test_a_critic_learns_from_the_samples_of_its_rank_that_have_an_advantage(tmp_path: Path) -> None:

@@ -90,10 +90,19 @@ def test_a_directory_of_mixed_files_gives_what_is_of_use(tmp_path):
     assert any("torn.parquet" in reason for reason in summary.notes.skipped)
 
 
-@pytest.mark.parametrize("encoding", ["utf-16", "utf-8-sig", "latin-1"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-8-sig", "latin-1"])
 def test_other_encodings(tmp_path, encoding):
     (tmp_path / "job.log").write_text("é step:1 - a:1\r\nstep:2 - a:2\r\n", encoding=encoding)
     assert imported([tmp_path / "job.log"], tmp_path / "run").rows == {"metrics": 2}
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-8-sig"])
+def test_json_in_other_encodings(tmp_path, encoding):
+    (tmp_path / "m.jsonl").write_text(
+        '{"step": 1, "data": {"a": 1}}\n{"step": 2, "data": {"a": 2}}\n', encoding=encoding
+    )
+    summary = imported([tmp_path / "m.jsonl"], tmp_path / "run")
+    assert summary.rows == {"metrics": 2} and list(summary.files) == ["verl_file"]
 
 
 def test_a_line_without_an_end_is_left_out_and_the_next_one_read(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flowledger.cli.imports import document, imported, lines
+from flowledger.cli.imports import document, import_, imported, lines
 from flowledger.diagnose import laws
 from flowledger.flow.errors import BadInput
 from flowledger.ledger.reader import Ledger
@@ -292,3 +292,80 @@ def test_a_run_is_none_to_import(tmp_path):
     with pytest.raises(BadInput, match=r"is a run already.*flowledger diagnose"):
         imported([summary.path], tmp_path / "again")
     assert not (tmp_path / "again").exists()
+
+
+def test_rewards_that_are_no_numbers_are_kept_as_told_and_named(tmp_path):
+    told = [0.5, float("nan"), float("inf"), "abc", "0.25", None, 10**400]
+    rows = [{"input": f"q{at}", "output": "a", "score": one, "step": 3, "acc": 1.0} for at, one in enumerate(told)]
+    summary = imported([write(tmp_path / "3.jsonl", *rows)], tmp_path / "run")
+    assert summary.notes.odd_rewards == {
+        "nan": 1,
+        "inf": 1,
+        "text": 1,
+        "nothing": 1,
+        "a number too large for a float": 1,
+    }
+    said = "\n".join(lines(summary))
+    assert (
+        "5 rewards are told and no finite numbers (1 nan, 1 inf, 1 text" in said and "sample 3-1: score = nan" in said
+    )
+    with Ledger(tmp_path / "run") as ledger:
+        kept = {row["sample_id"]: (row["reward"], row["rewards"]) for row in ledger.rows("FROM samples_merged")}
+        (found,) = ledger.rows("FROM findings WHERE id = 'rewards_not_numbers'")
+    assert {name: reward for name, (reward, _) in kept.items()} == {
+        "3-0": 0.5, "3-1": None, "3-2": None, "3-3": None, "3-4": 0.25, "3-5": None, "3-6": None,
+    }  # fmt: skip
+    assert kept["3-1"][1] == {"score": None, "acc": 1.0} and kept["3-0"][1] == {"acc": 1.0}
+    assert found["verdict"] == "fail" and len(found["evidence"]) == 5
+
+
+def test_a_part_of_a_reward_that_does_not_apply_is_a_remark_and_no_failure(tmp_path):
+    rows = [
+        {"input": "q", "output": "a", "score": 1.0, "step": 1, "accuracy": float("nan"), "format": 1.0}
+        for _ in range(3)
+    ]
+    summary = imported([write(tmp_path / "1.jsonl", *rows)], tmp_path / "run")
+    assert summary.notes.odd_rewards == {}
+    assert summary.notes.remarks == [
+        "values of accuracy that are nan or infinite are kept without a value (the first at sample 1-0)"
+    ]
+    with Ledger(tmp_path / "run") as ledger:
+        assert {str(row["rewards"]) for row in ledger.rows("FROM samples_merged")} == {
+            "{'accuracy': None, 'format': 1.0}"
+        }
+        assert not ledger.rows("FROM findings WHERE verdict IN ('warn', 'fail')")
+
+
+def test_whole_numbers_that_no_float_holds_are_counted(tmp_path):
+    path = write(tmp_path / "metrics.jsonl", '{"step": 1, "data": {"a": 1' + "0" * 400 + ', "b": 2}}')
+    summary = imported([path], tmp_path / "run")
+    assert metrics(tmp_path / "run") == {(1, "b"): 2.0}
+    assert summary.notes.skipped == {"a whole number larger than a float can hold": 1}
+
+
+def test_rows_that_cannot_be_written_are_told(tmp_path):
+    row = (
+        '{"input": "q", "output": "\\ud800", "score": 1, "acc": NaN, "step": 1}'  # half a character: no UTF-8 holds it
+    )
+    summary = imported([write(tmp_path / "1.jsonl", row, row)], tmp_path / "run")
+    assert summary.lost == 2 and summary.rows["samples"] == 2
+    assert any(line == "  lost: 2 rows that could not be written, so tables lack them" for line in lines(summary))
+    assert document(summary)["lost"] == 2
+
+
+def test_an_import_writes_what_the_detectors_find_as_a_runs_end_does(tmp_path, capsys):
+    rows = [{"step": step, "data": {"actor/pg_loss": float("nan") if step > 1 else 0.1}} for step in (1, 2, 3)]
+    import_([write(tmp_path / "metrics.jsonl", *rows)], tmp_path / "run", format="verl_file", json=True)
+    told = json.loads(capsys.readouterr().out)
+    with Ledger(tmp_path / "run") as ledger:
+        kept = ledger.rows("SELECT id, verdict, source FROM findings")
+    assert ("metric_not_finite", "fail", "import") in [tuple(row.values()) for row in kept]
+    assert "skipped" not in {
+        row["verdict"] for row in kept
+    }  # what a log cannot say is counted, and not listed one by one
+    assert (
+        told["verdicts"]["fail"] == sum(row["verdict"] == "fail" for row in kept) and told["verdicts"]["skipped"] > 20
+    )
+    import_([tmp_path / "metrics.jsonl"], tmp_path / "again", json=False)
+    said = capsys.readouterr().out
+    assert "findings: 1 fail (metric_not_finite); " in said and "need a recorded run" in said

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowledger.cli.imports import imported, lines
+from flowledger.cli.imports import import_, imported
 from flowledger.ledger.reader import Ledger
 from flowledger.ledger.rows import FindingRow, MemoryRow, MetricRow
 from flowledger.record.importers import console, logs
@@ -216,12 +216,13 @@ def test_a_printed_dict_is_read_as_a_literal_and_never_run(tmp_path):
 
 
 @pytest.mark.parametrize("page", ["importing.md", "importing.zh-CN.md"])
-def test_the_pages_show_what_an_import_says(tmp_path, monkeypatch, page):
+def test_the_pages_show_what_an_import_says(tmp_path, monkeypatch, capsys, page):
     root = Path(__file__).parents[2]
     text = (root / "docs" / page).read_text(encoding="utf-8")
     shown = re.search(r"<!-- imported -->\n```text\n\$ flowledger import (\S+) -o (\S+)\n(.*?)```", text, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     (tmp_path / shown[1]).parent.mkdir(parents=True)
     (tmp_path / shown[1]).symlink_to(root / shown[1])
-    assert "\n".join(lines(imported([Path(shown[1])], Path(shown[2])))) + "\n" == shown[3]
+    import_([Path(shown[1])], Path(shown[2]))
+    assert capsys.readouterr().out == shown[3]
     assert {form.name for form in FORMATS} <= set(re.findall(r"`(\w+)`", text))

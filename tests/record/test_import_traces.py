@@ -21,6 +21,7 @@ from flowledger.record.importers.intervals import Union, lengths
 from flowledger.record.importers.notes import Notes
 from flowledger.record.importers.source import Source
 from flowledger.record.importers.trace_events import TraceEvents
+from flowledger.tables.metrics import find
 from flowledger.tables.traces import collective, stage
 
 DATA = Path(__file__).parents[1] / "data" / "imports"
@@ -71,6 +72,7 @@ def test_the_breakdown_of_a_gpu_is_that_of_hta(rank):
     assert told["exposed_comm_s"] + told["compute_time_s"] <= busy + 1e-12  # copies are non-compute too
     assert told["exposed_comm_s"] == pytest.approx(told["comm_time_s"] * (1 - told["comm_overlap"]))
     assert {row.rank for row in rows} == {rank} and not notes.skipped
+    assert all(find(name) for name in told)  # each is a metric of the table, with a unit and a definition
 
 
 def test_collectives_are_counted_by_kind_with_their_sizes():

@@ -2,17 +2,23 @@
 
 import json
 import re
+import tomllib
+from importlib.resources import files
 
 import pytest
 from rich.cells import cell_len
 
+from flowledger.config.dotted import flat
+from flowledger.config.schema import RunConfig
 from flowledger.flow.dims import SYMBOLS
 from flowledger.flow.errors import BadInput
 from flowledger.flow.kinds import KINDS
 from flowledger.flow.stages import stages
 from flowledger.flow.tensors import tensors
+from flowledger.show import explain_settings
 from flowledger.show.explain import explain, explain_rows, meanings
 from flowledger.show.explain_algorithms import MADE_BY, algorithm_words
+from flowledger.tables import verl
 from flowledger.tables.algorithms import WHATS, algorithms, names
 from flowledger.tables.metrics import metrics
 
@@ -206,3 +212,33 @@ def test_a_name_of_two_schemes_begins_by_saying_so(asked, two):
     assert line.startswith(f"There are two that are called {asked}:") and chinese.startswith(f"叫 {asked} 的有两种：")
     assert all(name in line and name in chinese for name in two)
     assert not explain("ring").startswith("There are") and not explain("values").startswith("There are")
+
+
+@pytest.mark.parametrize(("asked", "name", "key"), [
+    ("beta", "beta", "actor_rollout_ref.actor.kl_loss_coef"), ("kl_coef", "beta", "algorithm.kl_coef"),
+    ("mini_batch", "mini_batch", "ppo_mini_batch_size"), ("micro batch", "micro_batch", "per_device_train_batch_size"),
+    ("batch size", "batch_size", "data.train_batch_size"), ("lr", "learning_rate", "optim.lr"), ("num_generations", "group_size", "rollout.n"),
+    ("actor_rollout_ref.rollout.temperature", "temperature", "rollout.temperature"), ("eps_clip", "clip_range", "algorithm.clip_low"),
+])  # fmt: skip
+def test_settings_are_explained_by_the_names_that_people_use(asked, name, key):
+    found = next(one for one in meanings(asked) if one["what"] == "setting")
+    assert found["name"] == name and any(key in text for text in found["keys"].values())
+    assert "[setting]" in explain(asked) and "各框架的键" in explain(asked, "zh")
+
+
+def test_the_keys_of_settings_are_those_of_the_frameworks_and_other_words_are_explained():
+    own, of_verl = RunConfig.model_json_schema(), flat(verl.defaults(verl.HEAD, "ppo_trainer"))
+    trl = tomllib.loads(files("flowledger.tables").joinpath("trl.toml").read_text(encoding="utf-8"))
+    of_trl = set(trl["unset"]).union(*(rows for rows in trl.values() if isinstance(rows, dict)))
+    for one in explain_settings.SETTINGS:
+        for framework, text in one.keys.items():
+            for key in (word.partition(" (")[0].strip() for word in text.split(",")):
+                if framework == "flowledger":
+                    section = own
+                    for word in key.split("."):
+                        found = section["properties"][word]
+                        refs = [part["$ref"] for part in (found, *found.get("anyOf", ())) if "$ref" in part]
+                        section = own["$defs"][refs[0].rpartition("/")[2]] if refs else found
+                elif framework in ("verl", "trl"):
+                    assert key in (of_verl if framework == "verl" else of_trl), key
+        assert all(meanings(word) for word in one.see)

@@ -1,6 +1,7 @@
 """The verb `diagnose`: whatever there is of a run, walked through the debug orders."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -36,6 +37,7 @@ def diagnose(
     model: ModelOption = None,
     framework: Framework = None,
     assume: Assume = None,
+    rules: Annotated[Path | None, typer.Option("--rules", metavar="FILE", help="alarms of your own, in YAML")] = None,
     json: Json = False,
 ) -> None:
     """The first step that fails, what shows it, the likeliest cause, and what to change; advice only where nothing is wrong.
@@ -43,12 +45,15 @@ def diagnose(
     Exit codes: 0 looked at (with --fail-on: nothing is at or above it), 1 something is, 2 nothing could be read.
     """
     from flowledger.cli.gathered import Asked, gathered
+    from flowledger.diagnose.alarms import rules as alarms
     from flowledger.diagnose.orders.walk import diagnose as walk
     from flowledger.show import diagnosis as drawing
     from flowledger.show import plain, terminal
 
     _check(order, fail_on)
-    asked = Asked(gpu=gpu, model=model, framework=framework, assume=assume or [])
+    asked = Asked(
+        gpu=gpu, model=model, framework=framework, assume=assume or [], rules=alarms.read(rules) if rules else (), lang=lang.value
+    )  # fmt: skip
     with gathered(sources, asked) as found:
         met = walk(found.evidence, reported=found.reported, order=order)
         document = _document(met, found, lang.value)
@@ -73,10 +78,11 @@ def _check(order: str | None, fail_on: str | None) -> None:
 def _document(met: "Diagnosis", found: "Gathered", language: str) -> dict[str, Any]:
     """What `--json` prints beside `rows`, which are the findings in order."""
     from flowledger.diagnose.orders import walk
+    from flowledger.diagnose.orders.chinese import spoken
     from flowledger.plan.document import plain
 
     parts = walk.parts(met, language)
-    return {
+    told = {
         "rows": [plain(row) for part in parts.values() for row in part],
         "parts": {name: len(part) for name, part in parts.items()},
         "summary": walk.summary(met, found.evidence, language),
@@ -84,6 +90,7 @@ def _document(met: "Diagnosis", found: "Gathered", language: str) -> dict[str, A
         "sources": _sources(found.read, "what"),
         "unread": _sources(found.unread, "why"),
     }
+    return dict(spoken(told, found.words)) if language == "zh" else told
 
 
 def _sources(pairs: Sequence[tuple[str, str]], word: str) -> list[dict[str, str]]:

@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowledger.cli import source_kinds as kinds
+from flowledger.cli import without_config
 from flowledger.flow.errors import BadInput
 
 if TYPE_CHECKING:
+    from flowledger.diagnose.alarms.rules import Rule
     from flowledger.diagnose.orders.evidence import Evidence
     from flowledger.diagnose.planned import Planned
     from flowledger.ledger.reader import Ledger
@@ -29,13 +31,15 @@ SETTING = re.compile(r"[+~]{0,2}[\w./@-]+=\S*")
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is asked for beside the sources: how a configuration is planned,"""
+    """What is asked for beside the sources: how a configuration is planned, and which alarms a run is held against."""
 
     settings: Sequence[str] = ()
     gpu: str | None = None
     model: str | None = None
     framework: str | None = None
     assume: Sequence[str] = ()
+    rules: "Sequence[Rule]" = ()  # alarms of the user's own
+    lang: str = "en"  # of the words of alarms
 
 
 @dataclass(kw_only=True)
@@ -46,6 +50,7 @@ class Gathered:
     reported: "list[FindingRow]"
     read: list[tuple[str, str]]
     unread: list[tuple[str, str]]
+    words: Mapping[str, str] = field(default_factory=dict)  # English sentence -> the same in the language asked for
 
 
 @contextmanager
@@ -58,13 +63,16 @@ def gathered(sources: Sequence[str], asked: Asked) -> Iterator[Gathered]:
             "nothing to look at: give a run, a log, a configuration, a traceback or a report (`-` reads stdin)"
         )
     kinds.check_framework(asked.framework)
+    sizes, limit = without_config.sizes_of(asked.model), without_config.bytes_of(asked.gpu)
     with ExitStack() as held, tempfile.TemporaryDirectory(prefix="flowledger-") as place:
-        desk = _Desk(Path(place), asked, settings, held)
+        desk = _Desk(Path(place), asked, settings, held, sizes, limit)
         for word in dict.fromkeys(words):
             desk.take(word)
         desk.import_logs()
         if not desk.read:
             raise BadInput("\n".join(f"{source}: {why}" for source, why in desk.unread))
+        if not desk.planned_any:
+            desk.unread += without_config.not_taken(settings, asked.framework, asked.assume)
         yield desk.found()
 
 
@@ -80,20 +88,33 @@ class _Plan:
 class _Desk:
     """Sources as they are taken up, one after the other."""
 
-    def __init__(self, place: Path, asked: Asked, settings: Sequence[str], held: ExitStack) -> None:
+    def __init__(
+        self,
+        place: Path,
+        asked: Asked,
+        settings: Sequence[str],
+        held: ExitStack,
+        sizes: Mapping[str, int],
+        limit: int | None,
+    ) -> None:
         self._place, self._asked, self._settings, self._held = place, asked, settings, held
+        self._sizes, self._limit = sizes, limit
+        self.planned_any = False  # whether a configuration was, so that settings and assumptions had where to go
         self._logs: list[tuple[str, Path]] = []
         self._books: list[Ledger] = []
         self._plans: list[_Plan] = []
         self._findings: list[FindingRow] = []
         self._known: list[FindingRow] = []
+        self._words: dict[str, str] = {}
         self._reported: list[FindingRow] = []
         self.read: list[tuple[str, str]] = []
         self.unread: list[tuple[str, str]] = []
 
     def found(self) -> Gathered:
         """All of it together: of several plans the first stands beside the runs."""
-        return Gathered(evidence=self._evidence(), reported=self._reported, read=self.read, unread=self.unread)
+        return Gathered(
+            evidence=self._evidence(), reported=self._reported, read=self.read, unread=self.unread, words=self._words
+        )
 
     def _evidence(self) -> "Evidence":
         from flowledger.diagnose.orders.evidence import Evidence
@@ -101,7 +122,7 @@ class _Desk:
         plan = self._plans[0] if self._plans else _Plan()
         return Evidence(
             books=tuple(self._books), findings=tuple(self._findings), known=tuple(self._known), planned=plan.planned,
-            planned_config=plan.config, limit=plan.limit,
+            planned_config=plan.config, limit=plan.limit or self._limit, told_sizes=self._sizes,
         )  # fmt: skip
 
     def take(self, word: str) -> None:
@@ -167,6 +188,8 @@ class _Desk:
     # -------------------------------------------------------------------------------------------------- what is made of it
 
     def _run(self, word: str, path: Path) -> None:
+        from flowledger.diagnose.alarms.rules import built_in, joined
+        from flowledger.diagnose.alarms.verdicts import evaluated
         from flowledger.diagnose.findings import findings
         from flowledger.diagnose.orders.kept import kept, planned_of
         from flowledger.ledger.reader import Ledger
@@ -179,23 +202,27 @@ class _Desk:
             self._plans.append(_Plan(planned=told, config=manifest.config))
             self.read.append((word, "a plan that was written down"))
             return
-        fresh = findings(ledger)
+        own = self._asked.rules
+        fresh = findings(ledger, rules=joined(built_in(), own) if own else None, lang=self._asked.lang)
         self._books.append(ledger)
-        self._findings += [*fresh, *kept(ledger, fresh)]
+        gone = {rule.id for rule in own}  # what an alarm said that stands no more
+        self._findings += [*fresh, *(one for one in kept(ledger, fresh) if one.id not in gone)]
+        self.unread += [("--rules", line) for line in evaluated(ledger, own).strangers()] if own else []
         self._plans += [_Plan(planned=told, config=manifest.config)] if told is not None else []
         named = [one for one in (manifest.framework, manifest.framework_version) if one and one != UNKNOWN]
         whose = f" of {' '.join(named)}" if named else ""
         self.read.append((word, f"a run{whose}, level {manifest.level}, {ledger.directory.state}"))
 
     def _config(self, word: str, path: Path, framework: str | None = None) -> None:
-        from flowledger.cli.plan import read_source
         from flowledger.diagnose import planned
         from flowledger.plan.ask import Question, make
         from flowledger.plan.document import document
 
         asked = self._asked
-        reading = read_source(str(path), self._settings, framework or asked.framework, None, asked.assume, None, None)
+        reading, assumed = without_config.reading_of(path, self._settings, framework or asked.framework, asked.assume)
         made = make(reading, Question(gpu=asked.gpu, model=asked.model))
+        self.planned_any = True
+        self._words |= without_config.in_language(made, asked.lang)
         told = planned.read(document(made), word)
         for one in told.checks:  # which file a value is from: one that is read from a log has none of its own
             one.evidence = (
@@ -204,7 +231,8 @@ class _Desk:
         config = made.config.model_dump(mode="json", by_alias=True)
         self._findings += told.checks
         self._plans.append(_Plan(planned=told, config=config, limit=made.limit))
-        self.read.append((word, f"a configuration of {told.summary.framework} ({told.summary.model})"))
+        about = f"a configuration of {told.summary.framework} ({told.summary.model})"
+        self.read.append((word, "; ".join([about, *(f"it leaves one open, taken as {one}" for one in assumed)])))
 
     def _plan(self, word: str, path: Path) -> None:
         from flowledger.diagnose import planned
@@ -288,9 +316,11 @@ class _Desk:
             )
 
     def _as_text(self, word: str, path: Path, why: str) -> None:
+        broken = None if path.is_dir() else kinds.broken_json(path)
+        if path.is_dir() or broken is not None:
+            self.unread.append((word, broken or why))
+            return
         try:
-            if path.is_dir():
-                raise BadInput(why)
             self._report(word, path)
         except Exception:  # noqa: BLE001  the same
             self.unread.append((word, why))

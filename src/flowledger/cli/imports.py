@@ -17,6 +17,7 @@ SourcesArgument = Annotated[
 ]
 MOST_NAMES = 10
 MOST_FILES = 6  # named in the summary; the others are counted
+MOST_JUDGED = 2_000_000  # rows that are looked at as soon as they are there: within a gigabyte, and seconds
 
 
 def import_(
@@ -34,10 +35,13 @@ def import_(
     from flowledger.show import plain
 
     summary = imported(sources, out, format=format)
+    verdicts = judge(summary)
     if json:
-        print(plain.as_json("import", summary.run, [], **document(summary)))
+        counted = None if verdicts is None else {verdict: len(ids) for verdict, ids in verdicts.items()}
+        print(plain.as_json("import", summary.run, [], **document(summary), verdicts=counted))
     else:
-        print("\n".join(lines(summary)))
+        *told, where = lines(summary)
+        print("\n".join([*told, f"  findings: {_counted(verdicts)}", where]))
 
 
 def imported(
@@ -52,6 +56,41 @@ def imported(
     return import_into([Path(source) for source in sources], Path(into), form=format, framework=framework)
 
 
+def judge(summary: "Summary") -> dict[str, list[str]] | None:
+    """Write what the detectors find into an imported run, as a recorded one has it at its end; verdict -> ids.
+
+    What a log cannot say is not written: nearly every check needs a recording. None where the run is too large for it.
+    """
+    from flowledger.diagnose.findings import findings
+    from flowledger.ledger import directory
+    from flowledger.ledger.reader import Ledger
+    from flowledger.ledger.writer import Writer
+
+    if sum(summary.rows.values()) > MOST_JUDGED:
+        return None
+    with Ledger(summary.path) as ledger:
+        found = findings(ledger)
+        told = ledger.rows("SELECT id, verdict FROM findings WHERE verdict <> 'skipped'")  # by the importer itself
+    ink = Writer(directory.open_run(summary.path).part("driver", None, source="import"), capacity=len(found))
+    for one in found:
+        if one.verdict != "skipped":
+            ink.put(one)
+    ink.close()
+    summary.lost += ink.stats().dropped
+    summary.rows["findings"] = summary.rows.get("findings", 0) + ink.stats().by_table.get("findings", 0)
+    said = [*((row["verdict"], row["id"]) for row in told), *((one.verdict, one.id) for one in found)]
+    return {verdict: [name for its, name in said if its == verdict] for verdict in ("fail", "warn", "pass", "skipped")}
+
+
+def _counted(verdicts: dict[str, list[str]] | None) -> str:
+    """`1 fail (metric_not_finite); the other checks need a recorded run`."""
+    if verdicts is None:
+        return f"not looked for in more than {MOST_JUDGED:,} rows; flowledger diagnose does"
+    bad = [(verdict, sorted(set(verdicts[verdict]))) for verdict in ("fail", "warn") if verdicts[verdict]]
+    told = ", ".join(f"{len(ids)} {verdict} ({', '.join(ids[:MOST_NAMES])})" for verdict, ids in bad) or "nothing fails"
+    return f"{told}; the other checks need a recorded run" if verdicts["skipped"] else told
+
+
 def document(summary: "Summary") -> dict[str, Any]:
     """What an import came to, as JSON has it."""
     notes = summary.notes
@@ -61,6 +100,7 @@ def document(summary: "Summary") -> dict[str, Any]:
         "steps": {"first": summary.first_step, "last": summary.last_step, "count": summary.steps},
         "resumed": [{"after": last, "back_to": back} for last, back in summary.resumed],
         "repeated": summary.repeated, "skipped": notes.skipped, "skipped_at": notes.examples, "remarks": notes.remarks,
+        "odd_rewards": notes.odd_rewards, "odd_rewards_at": notes.odd_at, "lost": summary.lost,
         "passed_over": notes.passed_over, "columns": notes.columns,
         "configuration": bool(notes.config), "command": notes.command,
     }  # fmt: skip
@@ -68,6 +108,8 @@ def document(summary: "Summary") -> dict[str, Any]:
 
 def lines(summary: "Summary") -> Iterator[str]:
     """The same for people."""
+    from flowledger.record.importers.imported import odd_rewards
+
     notes = summary.notes
     files = sum(len(found) for found in summary.files.values())
     of = f" of {notes.framework}" if notes.framework else ""
@@ -88,6 +130,11 @@ def lines(summary: "Summary") -> Iterator[str]:
     for reason, count in notes.skipped.items():
         yield f"  skipped {count:,}x: {reason}"
     yield from (f"    {place}" for place in notes.examples)
+    if notes.odd_rewards:
+        yield f"  rewards: {odd_rewards(notes)}; the samples are kept without them"
+        yield from (f"    {place}" for place in notes.odd_at)
+    if summary.lost:
+        yield f"  lost: {summary.lost:,} rows that could not be written, so tables lack them"
     if others := notes.passed_over:
         yield f"  passed over: {len(others):,} other files, such as {', '.join(others[:MOST_FILES])}"
     yield f"look at it with: flowledger show {summary.path} metrics, or flowledger diagnose {summary.path}"

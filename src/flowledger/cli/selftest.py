@@ -46,7 +46,7 @@ def selftest(
     Exit codes: 0 at least 95 % of the faults were caught within two steps and no clean run had anything said of it,
     1 otherwise, 2 bad input.
     """
-    from flowledger.cli import injections
+    from flowledger.cli import injection_checks, injections
     from flowledger.diagnose.faults import chosen, summary, table
     from flowledger.show import plain, terminal
     from flowledger.show import selftest as matrix
@@ -55,6 +55,8 @@ def selftest(
     own = injections.faults_of(faults) if faults else []
     if twice := {one.id for one in own} & {one.id for one in listed}:
         raise BadInput(f"{faults}: fault {min(twice)!r} has the id of one of ours; choose another")
+    if own:
+        injection_checks.check(own, faults or Path())
     names = [name for text in [*(only or ()), *(ids or ())] for name in text.replace(",", " ").split()]
     wanted = own if own and not names and not quick else chosen([*listed, *own], names, quick=quick)
     if list_:

@@ -27,6 +27,7 @@ NOT_READ = {
     ".js": "the program of a web page is not read: give a run, a log, a configuration, a traceback or a report",
 }
 NOT_READ[".htm"] = NOT_READ[".html"]
+JSON_BEGINS = re.compile(rb'(?:\[\s*)*\{\s*"|\[\s*[\[{"]')
 PATIENCE_S = 10  # with a pipe
 LARGEST = 64 << 20  # bytes of a JSON document that is read whole
 
@@ -78,6 +79,27 @@ def json_object(path: Path) -> Mapping[str, Any] | None:
     except (ValueError, RecursionError, OSError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def broken_json(path: Path) -> str | None:
+    """Why a file that is JSON by its name or its first signs holds none; None for any other file, and for JSON that is whole.
+
+    Half a document reads like prose, and would be answered as somebody's words.
+    """
+    with path.open("rb") as file:
+        head = file.read(READ).lstrip(b"\xef\xbb\xbf \t\r\n")
+    if path.suffix not in (".json", ".jsonl") and not JSON_BEGINS.match(head):
+        return None
+    if path.stat().st_size > LARGEST:
+        return "JSON in which nothing is known"
+    try:
+        json.loads(path.read_bytes())
+    except RecursionError:
+        return "JSON that is nested too deep to be read"
+    except ValueError as error:
+        place = f"line {error.lineno}, column {error.colno}" if isinstance(error, json.JSONDecodeError) else "its bytes"
+        return f"JSON that is not whole: it breaks off at {place}"
+    return None
 
 
 def is_short_text(path: Path) -> bool:

@@ -3,6 +3,7 @@
 How a fault is done is named as text (`run/faults/<file>.py:<function>`), for this room never imports the loop.
 """
 
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -16,6 +17,8 @@ from flowledger.ledger.rows import FindingRow
 TABLES = ("faults.toml", "faults_goals.toml")  # of correctness; of the other goals
 GOALS = ("correctness", "stability", "performance", "memory", "balance", "data")
 WITHIN = 2  # steps in which a fault must be noticed, that of its effect included
+LAST = 30  # step in which a fault may begin or show: every run is as long
+NAME = re.compile(r"\w[\w-]{0,79}")
 ERRORS = ("error", "critical")  # severities that count where nobody has said who must notice
 FIRED = ("warn", "fail")
 
@@ -105,12 +108,14 @@ def checked(fault: Any, where: str = "faults.toml") -> Fault:
     text = isinstance(fault.id, str) and fault.id and isinstance(fault.what, str)
     if not text:
         raise BadInput(f"{at}: id and what must be text, and id must not be empty")
+    if not NAME.fullmatch(fault.id):  # it is asked for by name, and names the directory of what is kept
+        raise BadInput(f"{at}: an id has letters, digits, _ and -, such as {_plain(fault.id)!r}")
     if fault.goal not in GOALS:
         raise BadInput(f"{at}: goal = {fault.goal!r} is none of {', '.join(GOALS)}{nearest(str(fault.goal), GOALS)}")
     for name in ("starts", "takes_effect"):
         step = getattr(fault, name)
-        if not (step is None and name == "takes_effect") and not (type(step) is int and 0 <= step <= 100):
-            raise BadInput(f"{at}: {name} = {step!r} should be a step from 0 to 100")
+        if not (step is None and name == "takes_effect") and not (type(step) is int and 0 <= step <= LAST):
+            raise BadInput(f"{at}: {name} = {step!r} should be a step from 0 to {LAST}")
     if fault.effect < fault.starts:
         raise BadInput(
             f"{at}: takes_effect = {fault.takes_effect} is before starts = {fault.starts}; use {fault.starts}"
@@ -120,12 +125,19 @@ def checked(fault: Any, where: str = "faults.toml") -> Fault:
         if isinstance(value, str) or not isinstance(value, Sequence) or not all(isinstance(one, str) for one in value):
             raise BadInput(f"{at}: {name} = {value!r:.80} should be a list of text; use [{value!r:.40}]")
     if not isinstance(fault.config, Mapping):
-        raise BadInput(f"{at}: config = {fault.config!r:.80} should be a mapping of settings, such as {{'steps': 4}}")
+        raise BadInput(
+            f"{at}: config = {fault.config!r:.80} should be a mapping of settings, such as {{'optim.lr': 1e-2}}"
+        )
     if fault.patch is None and not fault.config and not fault.needs:
         raise BadInput(f"{at}: it has neither a patch nor a config, so nothing would be wrong")
     if not isinstance(fault.patch, str | None):
         changes_of(fault, where)
     return fault
+
+
+def _plain(name: str) -> str:
+    """The nearest text that can be an id."""
+    return re.sub(r"[^\w-]+", "_", name).strip("_-")[:80] or "my_fault"
 
 
 def from_mapping(row: Mapping[str, Any], where: str) -> Fault:

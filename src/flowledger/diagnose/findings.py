@@ -3,12 +3,13 @@
 A detector that raises is a finding of its own, `detector_failed`: it hides none of what the others say.
 """
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from importlib import import_module
 from pkgutil import iter_modules
 
-from flowledger.diagnose import checks
+from flowledger.diagnose import alarms, checks
+from flowledger.diagnose.alarms.rules import Rule
 from flowledger.ledger.reader import Ledger
 from flowledger.ledger.rows import FindingRow
 
@@ -28,9 +29,13 @@ def detectors() -> dict[str, Detector]:
     return {name: module.check for name, module in modules.items() if hasattr(module, "check")}
 
 
-def findings(ledger: Ledger) -> list[FindingRow]:
-    """What every detector has to say, in the order of the table."""
-    return [finding for name, detector in detectors().items() for finding in _asked(name, detector, ledger)]
+def findings(ledger: Ledger, *, rules: Sequence[Rule] | None = None, lang: str = "en") -> list[FindingRow]:
+    """What every detector has to say, in the order of the table. `rules`: alarms in place of ours; `lang`: of their words."""
+    ledger.settle("walked", "cut_steps")  # which steps are whole is asked with nearly every question
+    asked = dict(detectors())
+    if "alarms" in asked and (rules is not None or lang != "en"):
+        asked["alarms"] = partial(alarms.check, rules=rules, lang=lang)
+    return [finding for name, detector in asked.items() for finding in _asked(name, detector, ledger)]
 
 
 def _asked(name: str, detector: Detector, ledger: Ledger) -> list[FindingRow]:

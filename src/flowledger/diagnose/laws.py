@@ -79,7 +79,21 @@ def shapes_conserved(ledger: Ledger) -> Answer:
 
 
 # Of each access what the law looks at.
-ALIKE_BY = ("tensor_name", "dims", "local_shape", "logical_shape", "placement", "numel", "bytes", "dtype", "padding", "rank", "stage", "phase", "access")
+ALIKE_BY = (
+    "tensor_name",
+    "dims",
+    "local_shape",
+    "logical_shape",
+    "placement",
+    "numel",
+    "bytes",
+    "dtype",
+    "padding",
+    "rank",
+    "stage",
+    "phase",
+    "access",
+)
 OF_STEP = tuple(name for name in (*SAME, "seq") if name not in ALIKE_BY)
 HELD = f"FROM tensors WHERE source <> 'plan' AND local_shape IS NOT NULL AND {WHOLE}"
 EVERY = f"SELECT {', '.join((*ALIKE_BY, *OF_STEP))}, 1 AS times {HELD}"
@@ -343,4 +357,3 @@ def _complete_steps(ledger: Ledger) -> set[int]:
         f"AND step IS NOT NULL AND {WHOLE}"
     )
     return {row["step"] for row in rows}
-

@@ -29,10 +29,15 @@ class Ledger:
     """One run, readable in whatever state it is. Raises BadInput where `path` is no run or a newer one.
 
     `torn` counts the lines left out. Unless `external_access` is asked for, no query can reach a file. `only`: the tables
-    that are filled, where the others would cost time for nothing.
+    that are filled, where the others would cost time for nothing. `parts`, `steps`: of what was recorded the rows of these
+    parts, and of steps in this range, where the whole would not fit; findings and processes are there in any case.
     """
 
-    def __init__(self, path: Path | str, *, external_access: bool = False, only: Collection[str] | None = None):
+    def __init__(
+        self, path: Path | str, *, external_access: bool = False, only: Collection[str] | None = None,
+        parts: Collection[str] | None = None, steps: range | None = None,
+    ):  # fmt: skip
+        self._parts, self._steps = parts, steps
         self.directory: RunDirectory = open_run(path)
         self.torn = 0
         self.worked_out: dict[str, Any] = {}  # by who asks the rows for much more than once
@@ -112,14 +117,58 @@ class Ledger:
             "CREATE TABLE processes (process VARCHAR, source VARCHAR, role VARCHAR, rank BIGINT, host VARCHAR, "
             "pid BIGINT, device VARCHAR, coordinates MAP(VARCHAR, BIGINT), monotonic_ns BIGINT, wall_ns BIGINT)"
         )
-        for name, process in sorted(_processes(self.directory.path).items()):
-            self._connection.execute(
-                "INSERT INTO processes VALUES (?, ?, ?, ?, ?, ?, ?, MAP(?::VARCHAR[], ?::BIGINT[]), ?, ?)",
-                [name, process.source, process.role, process.rank, process.host, process.pid, process.device,
-                 list(process.coordinates), list(process.coordinates.values()), process.monotonic_ns, process.wall_ns],
-            )  # fmt: skip
+        found = sorted(_processes(self.directory.path).items())
+        told = [{"process": name, **msgspec.to_builtins(process)} for name, process in found]
+        self._insert("processes", told)
+        for _, process in found:
             for axis, at in process.coordinates.items():
                 self.mesh[axis] = max(self.mesh.get(axis, 1), at + 1)
+
+    def _insert(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Rows into a table, all at once: one by one they take a hundred times as long."""
+        if not rows:
+            return
+        types = {name: kind for name, kind, *_ in self._connection.execute(f"DESCRIBE {table}").fetchall()}
+        picked = [{name: row.get(name) for name in types} for row in rows]
+        self._connection.execute(
+            f"INSERT INTO {table} SELECT unnest(row) FROM (SELECT unnest(from_json(?, ?)) AS row)",
+            [msgspec.json.encode(picked).decode(), msgspec.json.encode([types]).decode()],
+        )
+
+    def settle(self, *views: str) -> None:
+        """Work views out once, in this order, where they are asked for again and again: their rows cannot change any more."""
+        for view in views:
+            if f"settled {view}" in self.worked_out:
+                continue
+            self.worked_out[f"settled {view}"] = True
+            self._connection.execute(
+                f"CREATE TABLE {view}_settled AS FROM {view}; ALTER VIEW {view} RENAME TO {view}_unsettled; "
+                f"CREATE VIEW {view} AS FROM {view}_settled"
+            )
+
+    def stand_in(self, view: str, rows: Sequence[Mapping[str, Any]], steps: Collection[int | None] = ()) -> None:
+        """Let a view (or `balance_at`) have these rows of what was recorded, made elsewhere of more than is here.
+
+        Rows that it was given before stay, but those of `steps`. Of a plan it has what it makes itself.
+        """
+        told, made, macro = f"{view}_told", f"{view}_made", view.endswith("_at")
+        if not self._connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = ?", [told]).fetchone():
+            self._connection.execute(f"CREATE TABLE {told} AS FROM {view}{'(NULL)' if macro else ''} LIMIT 0")
+            if macro:
+                self._connection.execute(
+                    f"CREATE OR REPLACE MACRO {view}(which_step) AS TABLE FROM {told} WHERE which_step IS NULL OR step = which_step"
+                )
+            else:
+                self._connection.execute(
+                    f"ALTER VIEW {view} RENAME TO {made}; CREATE VIEW {view} AS (SELECT * FROM {told} ORDER BY step, rowid) "
+                    f"UNION ALL BY NAME SELECT * FROM {made} WHERE source = 'plan'"
+                )
+        if steps:
+            self._connection.execute(
+                f"DELETE FROM {told} WHERE list_contains(?::BIGINT[], coalesce(step, -1))",
+                [[-1 if step is None else step for step in steps]],
+            )
+        self._insert(told, [{"run": self.run, "source": "record", **row} for row in rows])
 
     def _load(self, row: type[Row], *, fill: bool) -> None:
         """One table from all its files. Where it is compacted its parts say the same, and are left alone."""
@@ -133,7 +182,8 @@ class Ledger:
         if (compacted := path / f"{table}.parquet").exists():
             self._load_parquet(table, compacted, types)
         else:
-            self._load_parts(row, sorted(path.glob(f"parts/*/{table}-*.jsonl")))
+            found = sorted(path.glob(f"parts/*/{table}-*.jsonl"))
+            self._load_parts(row, [file for file in found if table == "findings" or self._takes(file.parent.name)])
         if (planned := path / "plan" / f"{table}.parquet").exists():
             self._load_parquet(table, planned, types)
         self.torn += self._torn_of[table]
@@ -143,13 +193,29 @@ class Ledger:
         try:
             there = {name for (name, *_) in self._connection.execute(f"DESCRIBE FROM {_text(file)}").fetchall()}
             listed = ", ".join(f'"{name}"' for name in types if name in there)
-            self._connection.execute(f"INSERT INTO {table} BY NAME SELECT {listed} FROM read_parquet({_text(file)})")
+            self._connection.execute(
+                f"INSERT INTO {table} BY NAME SELECT {listed} FROM read_parquet({_text(file)}) WHERE {self._wanted(table)}"
+            )
             noted = self._connection.execute(
                 f"SELECT value::VARCHAR FROM parquet_kv_metadata({_text(file)}) WHERE key::VARCHAR = 'torn'"
             ).fetchone()
         except duckdb.Error as error:
             raise BadInput(f"cannot read {file}: {_first_line(error)}") from None
         self._torn_of[table] += int(noted[0]) if noted else 0
+
+    def _takes(self, part: str) -> bool:
+        return self._parts is None or part in self._parts
+
+    def _wanted(self, table: str) -> str:
+        """The condition on rows of the parts and steps that are wanted; those of a plan are."""
+        conditions = []
+        if self._parts is not None and table != "findings":
+            conditions.append(f"(source = 'plan' OR process IN ({', '.join(map(_text, self._parts)) or 'NULL'}))")
+        return " AND ".join([*conditions, self._in_steps()])
+
+    def _in_steps(self) -> str:
+        steps = self._steps
+        return "true" if steps is None else f"(step IS NULL OR step BETWEEN {steps.start} AND {steps.stop - 1})"
 
     def _load_parts(self, row: type[Row], parts: Sequence[Path]) -> None:
         parts = [part for part in parts if part.stat().st_size]
@@ -169,6 +235,8 @@ class Ledger:
         # a malformed line arrives as a row of nulls, and the writer numbers every row
         torn = self._connection.execute(f"DELETE FROM {row.table} WHERE seq IS NULL").fetchone()
         self._torn_of[row.table] += torn[0] if torn else 0
+        if self._steps is not None:
+            self._connection.execute(f"DELETE FROM {row.table} WHERE source <> 'plan' AND NOT {self._in_steps()}")
 
 
 def _processes(path: Path) -> dict[str, Process]:

@@ -15,7 +15,8 @@ from flowledger.show.words import harmless
 Document = Mapping[str, Any]
 Rows = Sequence[Mapping[str, Any]]
 
-MARKS = {"fail": ("✗", "bold red"), "warn": ("!", "yellow"), "pass": ("✓", "green"), "skipped": ("·", "dim")}
+MARKS = {"fail": ("✗", "bold red"), "warn": ("!", "yellow"), "pass": ("✓", "green"), "skipped": ("·", "dim"),
+         "partly": ("~", "green")}  # fmt: skip
 LACKING = 3  # lines of what was not checked
 WELL_KNOWN, GUESSES = 0.8, 2  # from this confidence on a cause needs no guesses beside it; how many stand there else
 MOST, LONG = 4, 240  # lines of evidence, and signs of one; JSON has all
@@ -34,12 +35,15 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "change": ("What to change", "建议修改"),
     "next": ("Next", "下一步"),
     "not_checked": ("Not checked", "未能检查"),
+    "partly": ("checked in part, the rest needs", "仅部分检查，其余需要"),
     "also": ("Also", "另外"),
     "advice": ("What would be faster", "可以更快之处"),
     "answer": ("Answer to the report", "对报告的回答"),
     "step": ("{title}, step {position} of {count}: {look}", "{title} 第 {position}/{count} 步：{look}"),
     "sure": ("{share:.0%} sure", "把握 {share:.0%}"),
     "nothing": ("no step fails: {passed} looked at, {skipped} not checked", "没有不通过的步骤：检查了 {passed} 步，{skipped} 步未能检查"),
+    "nothing_partly": ("no step fails: {passed} looked at, {partly} of them in part (~, --all says what they need), {skipped} not checked",
+                       "没有不通过的步骤：检查了 {passed} 步，其中 {partly} 步仅部分检查（~，--all 说明所需），{skipped} 步未能检查"),
     "cannot": ("cannot tell: nothing of it could be looked at", "无法判断：没有可以检查的内容"),
     "more": ("… and {count} more (--all, --json)", "…… 还有 {count} 条（--all、--json）"),
     "beside": ("the plan stands beside no run: {why}", "规划未能与运行对照：{why}"),
@@ -110,13 +114,20 @@ def _order(order: Mapping[str, Any], document: Document, screen: Console, say: _
         known = (
             row["message"] if row["verdict"] != "skipped" else f"{say('not_checked')}: {', '.join(row['needs'] or [])}"
         )
+        if _is_partly(row):
+            known = f"{known} ({say('partly')}: {', '.join(row['needs'])})"
         style = "dim" if row["verdict"] == "skipped" else ""
         grid.add_row(Text(*_mark(row)), Text(f"{row['position']} {step['look']}"), Text(harmless(known), style=style))
     screen.print(grid)
 
 
 def _mark(row: Mapping[str, Any]) -> tuple[str, str]:
-    return MARKS[row["verdict"]]
+    return MARKS["partly" if _is_partly(row) else row["verdict"]]
+
+
+def _is_partly(row: Mapping[str, Any]) -> bool:
+    """Whether a step has nothing that fails, and something that could not be looked at."""
+    return row["verdict"] == "pass" and bool(row["needs"])
 
 
 def _part(document: Document, *names: str) -> Rows:
@@ -182,7 +193,10 @@ def _healthy(document: Document, screen: Console, say: _Say) -> None:
     if document["orders"] and summary["verdict"] == "skipped":
         screen.print(Text(f"\n{say('cannot')}", style="yellow"))
     elif document["orders"]:
-        looked = say("nothing", passed=summary["pass"], skipped=summary["skipped"])
+        partly = len(summary["partly"])
+        looked = say(
+            "nothing_partly" if partly else "nothing", passed=summary["pass"], partly=partly, skipped=summary["skipped"]
+        )
         screen.print(Text(f"\n{looked}", style="green"))
     for row in _part(document, "advice"):
         _block(screen, say("advice"), [row["message"]])

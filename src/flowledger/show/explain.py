@@ -14,7 +14,7 @@ from flowledger.flow.errors import BadInput, folded, nearest
 from flowledger.flow.kinds import KINDS
 from flowledger.flow.stages import Stage, stages
 from flowledger.flow.tensors import Form, Tensor, tensors
-from flowledger.show import explain_cuts, explain_sequence, explain_words
+from flowledger.show import explain_cuts, explain_sequence, explain_settings, explain_words
 from flowledger.show.explain_algorithms import algorithm_words, algorithms_of, facts_of
 from flowledger.show.languages import Language, said
 from flowledger.show.token_columns import MADE_BY_THE_LOSS
@@ -36,9 +36,10 @@ LABELS_ZH = {
     **{aspect: zh for aspect, (_, zh) in ASPECTS.items() if aspect not in ("purpose", "mask")},
     **explain_cuts.LABELS_ZH,
     **explain_words.LABELS_ZH,
+    **explain_settings.LABELS_ZH,
 }  # fmt: skip
 
-LISTED = {"needs", "algorithms", "axes", *ASPECTS, *explain_cuts.TWO_CUTS}  # a line for each entry
+LISTED = {"needs", "keys", "algorithms", "axes", *ASPECTS, *explain_cuts.TWO_CUTS}  # a line for each entry
 
 
 def explain_rows(name: str, lang: Language = "en") -> dict[str, Any]:
@@ -86,6 +87,7 @@ def _meanings(name: str, lang: Language) -> list[dict[str, Any]]:
         *((row.what, facts_of(row, word, lang)) for row in algorithms.find(word)),
         *explain_cuts.facts(word, lang),
         *explain_words.facts(word, lang),
+        *explain_settings.facts(word, lang),
         ("axis", word not in AXES and (axis := explain_cuts.axis_of(word)) and _axis(axis, word, lang)),
     )
     return [facts for kind, facts in candidates if facts and asked in (None, kind)]
@@ -263,6 +265,7 @@ def _words() -> list[str]:
         *algorithm_words(),
         *explain_cuts.words(),
         *explain_words.words(),
+        *explain_settings.words(),
         explain_sequence.NAME,
     )
     return [*tensors(), *stages(), *SYMBOLS, *KINDS, *metrics(), *more]

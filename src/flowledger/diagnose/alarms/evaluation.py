@@ -7,7 +7,7 @@ from flowledger.diagnose.alarms.moments import Facts, Moment, Value
 from flowledger.diagnose.alarms.needs import lacking, strangers
 from flowledger.diagnose.alarms.numbers import Numbers
 from flowledger.diagnose.alarms.rules import Compiled, Rule, compiled
-from flowledger.diagnose.alarms.words import filled, told
+from flowledger.diagnose.alarms.words import filled, noted, told
 
 Known = list[Value]
 
@@ -123,12 +123,17 @@ class Evaluation:
         since = step if course.since is None else course.since
         rank = None if alarm.rank is None else values[alarm.rank]
         evidence = told(self._program, alarm, values, step, numbers)
-        message = {language: filled(parts, values) for language, parts in alarm.words.items()}
+        message = {
+            language: filled(parts, values, lambda node: noted(self._program, node, values, step, numbers))
+            for language, parts in alarm.words.items()
+        }
         return Firing(step, since, message, evidence, int(rank) if isinstance(rank, float | int) else None)
 
     def strangers(self) -> list[str]:
-        """What alarms of a user ask for by a name that neither this run nor any other has, in words."""
-        found = (line for course in self.courses for line in strangers(self._program, course.alarm, self._names))
+        """What alarms of a user ask for, metrics or settings, by a name that neither this run nor any other has, in words."""
+        found = (
+            line for course in self.courses for line in strangers(self._program, course.alarm, self._names, self._facts)
+        )
         return list(dict.fromkeys(found)) if self._steps else []
 
     def lacks(self, course: Course) -> list[str]:

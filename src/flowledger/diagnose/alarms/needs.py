@@ -1,14 +1,17 @@
 """What an alarm lacked that could not be judged: metrics that no step has, ranks, steps, settings."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from flowledger.diagnose.alarms.moments import Facts
 from flowledger.diagnose.alarms.numbers import numbers
 from flowledger.diagnose.alarms.program import Program
-from flowledger.diagnose.alarms.rules import Compiled
+from flowledger.diagnose.alarms.rules import Compiled, built_in
+from flowledger.flow.dims import SYMBOLS
 from flowledger.flow.errors import nearest
 from flowledger.tables.metrics import find, metrics
+
+PLANNED = ("memory_allocated", "memory_reserved")  # what `planned` knows, where a plan lies in the run
 
 
 def inputs(program: Program, alarm: Compiled) -> list[str]:
@@ -18,8 +21,31 @@ def inputs(program: Program, alarm: Compiled) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def strangers(program: Program, alarm: Compiled, names: Collection[str]) -> list[str]:
-    """In words, the metrics of a condition that are neither canonical nor among the names of a run: slips of the pen, mostly."""
+def strangers(program: Program, alarm: Compiled, names: Collection[str], facts: Facts) -> list[str]:
+    """In words, the metrics and settings of an alarm that are neither known nor among those of a run: slips of the pen, mostly."""
+    return [*_metrics(program, alarm, names), *_settings(program, alarm, facts)]
+
+
+def _settings(program: Program, alarm: Compiled, facts: Facts) -> Iterator[str]:
+    """Of an alarm of the user's own: ours ask for settings that not every framework has."""
+    if alarm.rule in built_in():
+        return
+    nodes = {alarm.when, *(node for origins in alarm.thresholds.values() for _, node in origins)}
+    parts = {one: program.parts[one] for node in nodes for one in program.below(node)}
+    known: Mapping[str, Collection[str]] = {"config": facts.keys, "size": SYMBOLS, "planned": PLANNED}
+    what = {"config": "setting", "size": "symbol", "planned": "planned number"}
+    for part in parts.values():
+        if (
+            part.name in known and part.key not in known[part.name] and not part.children
+        ):  # one with a default may be absent
+            some = (
+                f": settings are {', '.join(sorted(facts.keys)[:4])}, …" if part.name == "config" and facts.keys else ""
+            )
+            close = nearest(part.key, sorted(known[part.name])) or some
+            yield f"alarm {alarm.rule.id}: this run has no {what[part.name]} {part.key!r}{close}"
+
+
+def _metrics(program: Program, alarm: Compiled, names: Collection[str]) -> list[str]:
     return [
         f"alarm {alarm.rule.id}: this run has no metric {name!r} so far{nearest(name, [*sorted(names), *metrics()])}"
         for name in inputs(program, alarm)

@@ -76,6 +76,7 @@ def facts_of(ledger: Ledger) -> Facts:
 
 def numbers_of(ledger: Ledger, metrics: Collection[str], of_ranks: Collection[str]) -> Numbers:
     """The numbers with these names, and of the ranks those of `of_ranks`. What the ledger lacks is not in it."""
+    ledger.settle("walked", "cut_steps")
     found, series = Numbers(), series_of(ledger)
     canonical = _raw_names(ledger)
     found.names = {*series.told, *canonical}

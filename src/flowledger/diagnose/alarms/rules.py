@@ -27,7 +27,7 @@ Goal = Literal["correctness", "stability", "performance", "memory", "balance", "
 Severity = Literal["warning", "error", "critical"]
 ORIGINS = ("plan", "config", "history", "default")  # of a threshold: the first that is known counts
 LARGEST = 1 << 20  # bytes of a file of rows
-FORMAT = re.compile(r"(,?\.?\d{0,2}[defg%]?|B|)")
+FORMAT = re.compile(r"(,?\.?\d{0,2}[defg%]?|B|note|)")
 
 
 class Threshold(BaseModel):
@@ -208,7 +208,7 @@ def _words(program: Program, text: str, scope: Scope) -> tuple[tuple[str, int | 
     for before, inner, form, conversion in parts:
         if conversion or (form and not FORMAT.fullmatch(form)):
             raise BadInput(
-                f"{scope.where}: {{{inner}}} is written as {{expression}} or {{expression:.3g}}, B for bytes"
+                f"{scope.where}: {{{inner}}} is written as {{expression}} or {{expression:.3g}}, B for bytes, note for what else is known of a number"
             )
         found.append((before, None if inner is None else node_of(program, inner, scope), form or ""))
     return tuple(found)

@@ -1,22 +1,19 @@
-"""What is new in a run that goes on: the lines that its processes have added since the last look, step by step.
-
-Only new bytes are read. A part's files are followed by their place in it, so that rotation, a restart with new parts and
-the compaction at the end (parts are set aside) lose nothing and repeat nothing. A line that is not finished waits.
-"""
+"""What is new in a run that goes on: the lines that its processes have added since the last look, step by step."""
 
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
 from flowledger.ledger.directory import Process
+from flowledger.ledger.growth import Growth
 from flowledger.ledger.manifest import Process as Known
 
 TABLES = ("metrics", "memory", "spans", "samples", "tensors", "findings")  # of which alarms ask
-MOST = 32 << 20  # bytes of a file in one look: a long run is read in pieces
+MOST = 32 << 20  # bytes in one look: a long run is read in pieces
 STEP = ("step", "rl_step")  # what a span is called that is a whole step
 
 
@@ -34,7 +31,6 @@ class _Part:
     """One process: how far it was read, and how far it has come."""
 
     process: Process | None = None
-    offsets: dict[str, int] = field(default_factory=dict)
     reached: int = -1  # the last step that it has a line of
     ended: int = -1  # the last step whose end it has told
     grown: float = 0.0  # when it was last seen to grow
@@ -59,40 +55,25 @@ class Tail:
     """The lines of a run that belong to finished steps and were not handed out yet."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._growth = Growth(path, TABLES)
         self._parts: dict[str, _Part] = {}
         self._lines: defaultdict[tuple[str, str, int], list[bytes]] = defaultdict(list)  # part, table, step
         self.resumed: set[int] = set()  # steps at which a process took over the rank of another
 
     def read(self, now: float | None = None) -> bool:
         """Take in what is new; whether there may be more at once."""
-        now, more = time.monotonic() if now is None else now, False
-        for folder in sorted([*self._path.glob("parts/*/"), *self._path.glob("compacted/*/")]):
-            part = self._parts.setdefault(folder.name, _Part(grown=now))
+        now = time.monotonic() if now is None else now
+        self._growth.list_parts()
+        for name in self._growth.parts:
+            part = self._parts.setdefault(name, _Part(grown=now))
             if part.process is None or part.process.ended is None:
-                part.process = _process(folder) or part.process
-            for file in sorted(folder.glob("*.jsonl"), key=_turn):
-                table = file.name.rpartition("-")[0]
-                if table in TABLES:
-                    more |= self._follow(part, folder.name, table, file, now)
-        return more
-
-    def _follow(self, part: _Part, name: str, table: str, file: Path, now: float) -> bool:
-        at = part.offsets.get(file.name, 0)
-        try:
-            if file.stat().st_size <= at:
-                return False
-            with file.open("rb") as opened:
-                opened.seek(at)
-                found = opened.read(MOST)
-        except OSError:  # it is being set aside
-            return False
-        whole = found[: found.rfind(b"\n") + 1]
-        part.offsets[file.name] = at + len(whole)
-        part.grown = now if whole else part.grown
-        for line in whole.splitlines():
-            self._place(part, name, table, line)
-        return len(found) == MOST and bool(whole)
+                part.process = _process(self._growth.where(name)) or part.process
+        for name, table, lines in self._growth.pieces(MOST):
+            part = self._parts.setdefault(name, _Part(grown=now))
+            part.grown = now
+            for line in lines.splitlines():
+                self._place(part, name, table, line)
+        return self._growth.left > 0
 
     def _place(self, part: _Part, name: str, table: str, line: bytes) -> None:
         try:
@@ -158,12 +139,6 @@ class Tail:
             if known is not None and known.rank is not None and known.ended is None and part.role in roles:
                 latest[known.rank] = min(latest.get(known.rank, float("inf")), now - part.grown)
         return latest
-
-
-def _turn(file: Path) -> tuple[str, int]:
-    """`metrics-10.jsonl` comes after `metrics-9.jsonl`."""
-    table, _, number = file.stem.rpartition("-")
-    return table, int(number) if number.isdigit() else 0
 
 
 def _process(folder: Path) -> Process | None:

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from flowledger.diagnose.alarms.moments import Value
 from flowledger.diagnose.alarms.numbers import Numbers
@@ -14,6 +14,7 @@ FROM = {
     "default": "default",
 }  # fmt: skip
 
+LONGEST_NOTE = 160  # characters; the evidence has all
 IN_BRACKETS = re.compile(r"""m\[(['"])(.*?)\1\]""")
 # What a function is called where its value is told; {x} what it is of, {k} its steps.
 PLAIN = {
@@ -29,9 +30,18 @@ PLAIN = {
 }  # fmt: skip
 
 
-def filled(parts: Sequence[tuple[str, int | None, str]], values: Sequence[Value]) -> str:
-    """A message with its values."""
-    return "".join(before + ("" if node is None else shown(values[node], form)) for before, node, form in parts)
+def filled(parts: Sequence[tuple[str, int | None, str]], values: Sequence[Value], note: Callable[[int], str]) -> str:
+    """A message with its values; `note` says what else is known of the number of a node."""
+    return "".join(
+        before + ("" if node is None else note(node) if form == "note" else shown(values[node], form))
+        for before, node, form in parts
+    )
+
+
+def noted(program: Program, node: int, values: Sequence[Value], step: int, numbers: Numbers) -> str:
+    """What else is known of a number at a step, as far as a sentence holds it; the number itself where nothing is."""
+    note = numbers.notes.get((program.parts[node].name, step), shown(values[node]))
+    return note if len(note) <= LONGEST_NOTE else f"{note[:LONGEST_NOTE].rpartition(', ')[0] or note[:LONGEST_NOTE]}, …"
 
 
 def shown(value: Value, form: str = "") -> str:

@@ -1,6 +1,7 @@
 """What one stage hands on is what the next one reads: content by checksum, from stage to stage and down to micro-batches."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from flowledger.diagnose.checks.answers import Breach, answer
 from flowledger.diagnose.checks.sequences import Told, told
@@ -58,8 +59,22 @@ JOIN (SELECT * FROM tensors WHERE access = 'write' AND micro_batch IS NULL AND c
 ON now.process = earlier.process AND now.tensor_name = earlier.tensor_name AND now.stage = earlier.stage
     AND now.step = earlier.step + 1 AND now.checksum = earlier.checksum AND now.local_shape = earlier.local_shape
 WHERE list_contains(?, now.tensor_name) ORDER BY now.step, now.seq LIMIT 20"""
-# Sums of thousands of roundings: two steps do not make the same by chance.
-NEVER_TWICE = ("rollout_log_prob", "old_log_prob", "entropy", "values")
+# Sums of thousands of roundings: two steps do not make the same by chance. -> the column of a token that has it
+NEVER_TWICE = {
+    "rollout_log_prob": "rollout_log_prob",
+    "old_log_prob": "old_log_prob",
+    "entropy": "entropy",
+    "values": "value",
+}
+# Steps that sampled the very sequences of the step before, from weights that it had not moved: they must make the same.
+SAME_AGAIN = f"""
+WITH sequences AS (
+    SELECT process, step, checksum FROM tensors WHERE tensor_name = 'full_sequence' AND access = 'write' AND micro_batch IS NULL
+        AND checksum IS NOT NULL AND source <> 'plan' AND {WHOLE}),
+still AS (SELECT step FROM metrics_by_step WHERE name = 'update_ratio' AND value = 0)
+SELECT DISTINCT now.step FROM sequences AS now JOIN sequences AS earlier
+ON now.process = earlier.process AND now.step = earlier.step + 1 AND now.checksum = earlier.checksum
+WHERE earlier.step IN (SELECT step FROM still)"""
 
 
 def check(ledger: Ledger) -> list[FindingRow]:
@@ -87,7 +102,7 @@ def check(ledger: Ledger) -> list[FindingRow]:
     ] + list(_in_loss(told(ledger)))  # fmt: skip
     repeated = [
         Breach(step=row["step"], stage=row["stage"], text=f"{row['tensor_name']} of {row['stage']} is that of step {row['of']}, bit for bit")
-        for row in ledger.rows(STALE, [list(NEVER_TWICE)])
+        for row in _stale(ledger)
     ]  # fmt: skip
     return [
         answer(
@@ -100,6 +115,25 @@ def check(ledger: Ledger) -> list[FindingRow]:
             cause="a result of an earlier step is used again, or the weights and the samples are those of that step",
         ),
     ]  # fmt: skip
+
+
+def _stale(ledger: Ledger) -> Iterator[dict[str, Any]]:
+    """Results that are those of the step before, without those that two steps make alike by right: a policy that has collapsed
+    onto one text is certain of each token, so that all of its log-probs are 0 in every step.
+    """
+    rows = ledger.rows(STALE, [list(NEVER_TWICE)])
+    if not rows:
+        return
+    again = {row["step"] for row in ledger.rows(SAME_AGAIN)}
+    said: dict[tuple[int, str], set[Any]] = {}
+    for one in told(ledger).sequences:
+        for name, column in NEVER_TWICE.items():
+            own = (
+                value for value, on in zip(one[column], one["response_mask"], strict=True) if on and value is not None
+            )
+            said.setdefault((one.step, name), set()).update(own)
+    certain = {place for place, values in said.items() if len(values) == 1}
+    yield from (row for row in rows if row["step"] not in again and (row["step"], row["tensor_name"]) not in certain)
 
 
 def _in_loss(data: Told) -> Iterator[Breach]:

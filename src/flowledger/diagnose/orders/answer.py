@@ -18,7 +18,7 @@ class Answer:
     verdict: str = "pass"  # pass, warn, fail, skipped
     message: str = ""
     evidence: tuple[str, ...] = ()
-    needs: tuple[str, ...] = ()  # what was missing; empty: what the table says of the step
+    needs: tuple[str, ...] = ()  # what was missing; empty of a skipped one: what the table says of the step
     fix: dict[str, str] | None = None  # key, from, to
     next_step: str = ""
     confidence: float | None = None
@@ -29,6 +29,11 @@ class Answer:
     @property
     def is_bad(self) -> bool:
         return self.verdict in ("fail", "warn")
+
+    @property
+    def is_partly(self) -> bool:
+        """Whether nothing fails, and something of it could not be looked at."""
+        return self.verdict == "pass" and bool(self.needs)
 
     def but(self, **changes: Any) -> "Answer":
         return replace(self, **changes)

@@ -35,6 +35,9 @@ class Evidence:
     known: tuple[FindingRow, ...] = ()  # what is known of such exceptions: guesses that stand behind what the run shows
     limit: int | None = None  # bytes of the planned device
     planned_config: Mapping[str, Any] = field(default_factory=dict)  # resolved, of what was planned
+    told_sizes: Mapping[str, int] = field(
+        default_factory=dict
+    )  # symbol -> size, as the user has told beside the sources
     _asked: dict[str, Rows] = field(default_factory=dict, repr=False)
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> Rows:
@@ -58,12 +61,13 @@ class Evidence:
 
     @cached_property
     def sizes(self) -> dict[str, int]:
-        """Symbol of a dimension -> its size by the configuration: bindings of the runs, then what a plan says.
+        """Symbol of a dimension -> its size by the configuration: bindings of the runs, what a plan says, what the user told.
 
         Of a micro-batch or a decode step each rank has its own: these are none of them.
         """
         told = self.planned.sizes if self.planned else {}
         found = {text: size for text, size in told.items() if text in SYMBOLS and text not in shards.RAGGED}
+        found |= {text: size for text, size in self.told_sizes.items() if text not in found}
         for book in self.books:
             found |= book.directory.manifest.bindings
         return found

@@ -9,6 +9,7 @@ from flowledger.diagnose.orders.evidence import Evidence
 from flowledger.diagnose.orders.peaks import (
     FULLEST,
     MOST,
+    far_below,
     kinds_of,
     largest,
     largest_kind,
@@ -59,9 +60,9 @@ def peak_stage(evidence: Evidence) -> Answer:
     if end is not None and (short := shortage(evidence)) is not None:
         told = [f"asked for {size(short.asked.bytes)}"] if short.asked else []
         told += [f"{SIZES[name]} {size(one.bytes)}" for name, one in short._asdict().items() if one and name != "asked"]
-        where = end.stage or "a stage that the text does not name"
+        where, below = end.stage or "a stage that the text does not name", far_below(evidence, short)
         return failed(
-            f"memory ran out in {where}{on_rank(end.rank)}: {', '.join(told)}", end.message, *table,
+            f"memory ran out in {where}{on_rank(end.rank)}: {', '.join(told)}", *below, end.message, *table,
             stage=end.stage, rank=end.rank, step=end.step, confidence=0.4 if end.stage else 0.3,
         )  # fmt: skip
     if end is not None and is_shortage(end.message):
@@ -87,7 +88,8 @@ def by_kind(evidence: Evidence) -> Answer:
     table = kinds_of(split[0], planned_for(evidence, split[0])) if split else planned_kinds(evidence)
     short = shortage(evidence)
     if short is not None and short.asked is not None:
-        return _named(evidence, short, table)
+        below = [] if split else far_below(evidence, short)
+        return _named(evidence, short, below[:1] or table)  # parts that are not this crash's would mislead
     if not table:
         return skipped()
     if split and (planned := planned_for(evidence, split[0])):
@@ -175,7 +177,7 @@ def _named(evidence: Evidence, short: Said, table: list[str]) -> Answer:
     if not found:
         largest = f"; {table[1]} is the largest part" if len(table) > 1 else ""
         lacks = "" if "V" in evidence.sizes else " without the model's sizes (give the CONFIG, or --model)"
-        fix = _turn(evidence, largest_kind(evidence)) if table else None
+        fix = _turn(evidence, largest_kind(evidence)) if len(table) > 1 else None
         return failed(
             f"{size(asked.bytes)} were asked for, which no tensor of the flow explains{lacks}{largest}", *table, fix=fix,
             confidence=0.3,

@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from flowledger.diagnose.orders.evidence import Evidence
+from flowledger.diagnose.orders.shortage import Said
 from flowledger.diagnose.planned import Peak
 from flowledger.flow.kinds import KINDS
 
 MOST = 10
+FAR = 1.5  # times the planned peak that a crash must have needed before the plan is called far below
+OUTSIDE = 1 << 30  # bytes outside of PyTorch that are worth a word
 
 # The fullest moment of each stage and rank, by kind where kinds are known, else as the allocator counts. Of a process on the
 # host the allocator counts everything, so only what tensors take is looked at.
@@ -68,6 +71,34 @@ def planned_kinds(evidence: Evidence) -> list[str]:
         f"{size(worst.allocated)} planned at the peak of {worst.stage}",
         *(f"{kind} {size(count)}" for kind, count in parts if count),
     ]
+
+
+def far_below(evidence: Evidence, short: Said) -> list[str]:
+    """That the plan has far less than the crash needed, by which factor, and what a plan cannot know; nothing where it has not."""
+    worst, needed = _worst_planned(evidence), _needed(short)
+    if worst is None or needed is None or needed < FAR * worst.allocated:
+        return []
+    outside = 0
+    if short.process and short.allocated:
+        outside = short.process.bytes - short.allocated.bytes - (short.unused.bytes if short.unused else 0)
+    beside = f" ({size(outside)} outside of PyTorch here)" if outside > OUTSIDE else ""
+    times = needed / max(1, worst.allocated)
+    return [
+        f"the plan has {size(worst.allocated)} at the peak of {worst.stage}, and {size(needed)} were needed here, {times:.1f} times as much: "
+        "its parts by kind are not those of this crash",
+        f"what a plan cannot know: an engine that was awake, another process on the device{beside}, what the job's own code keeps, settings that "
+        "were not given",
+    ]  # fmt: skip
+
+
+def _needed(short: Said) -> int | None:
+    """Bytes that would have been in use with the allocation that failed; of the device where only that is told."""
+    if short.asked is None:
+        return None
+    taken = short.allocated or short.process
+    if taken is None and short.total and short.free:
+        return short.total.bytes - short.free.bytes + short.asked.bytes
+    return taken.bytes + short.asked.bytes if taken else None
 
 
 def planned_peaks(evidence: Evidence) -> list[str]:

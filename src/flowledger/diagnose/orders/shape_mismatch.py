@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flowledger.diagnose import shards
-from flowledger.diagnose.orders import clashes
+from flowledger.diagnose.orders import clashes, dealing
 from flowledger.diagnose.orders.answer import Answer, failed, passed, skipped, warned
 from flowledger.diagnose.orders.evidence import Evidence
 from flowledger.diagnose.orders.ratios import rearranged, shape_told
@@ -17,6 +17,7 @@ from flowledger.flow.mesh import local_shape
 from flowledger.flow.stages import mesh_of
 from flowledger.flow.tensors import tensors
 from flowledger.ledger.assemble import meshes_of
+from flowledger.ledger.manifest import value_at
 
 MOST = 8  # lines of evidence
 AGREE = 3  # tensors that must have a size alike before another one's is called wrong
@@ -191,13 +192,25 @@ def _crash(evidence: Evidence, step: str) -> Answer | None:
         sizes = {**evidence.sizes, **(evidence.planned.sizes if evidence.planned else {})}
         belongs, cause = clashes.told(clash, sizes, evidence.degrees, sizes.get("G", 1))
         if belongs == step:
-            end = evidence.end
+            end, change = evidence.end, _equal_parts(clash, sizes, evidence)
             stage = end.stage if end else None
             return failed(
-                f"{cause or clash.text}{f' (in {stage})' if stage else ''}", clash.text, *(end.evidence or () if end else ()),
-                confidence=0.75 if cause else 0.4, stage=stage, rank=end.rank if end else None,
+                f"{cause or clash.text}{f' (in {stage})' if stage else ''}", *([change.why] if change else []), clash.text,
+                *(end.evidence or () if end else ()), confidence=0.75 if cause else 0.4, stage=stage, rank=end.rank if end else None,
+                fix=change.fix if change else None,
             )  # fmt: skip
     return None
+
+
+def _equal_parts(clash: clashes.Clash, sizes: Mapping[str, int], evidence: Evidence) -> dealing.Dealt | None:
+    """The change for a batch that was to be dealt out in equal parts; n is that of the run or of its configuration."""
+    if clash.kind != "chunk" or not clash.right[0]:
+        return None
+    group = sizes.get("G") or value_at(evidence.config, "rollout.samples_per_prompt")
+    return dealing.dealt(
+        clash.left[0], clash.right[0], group=group if isinstance(group, int) else None, prompts=sizes.get("B_prompt"),
+        framework=evidence.framework,
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------ planned beside recorded

@@ -1,5 +1,6 @@
 """Walks the debug orders over what is known: which orders, each step's answer, the first that fails, and the likeliest cause."""
 
+import re
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -31,6 +32,8 @@ SEVERITY = {"fail": "error", "warn": "warning"}
 LATER = 0.1  # that a cause is less likely for each step between the first that fails and its own
 KNOWN = 0.45  # how sure what an exception is known for can be, beside what this run shows
 MOST = 20  # lines of evidence
+RECORDED = re.compile(r"\brecord\.|\brows of\b")  # a need of rows, which another recording would have
+ELSEWHERE = re.compile(r"\bmesh\.|\bdata\.|\band a critic\b")  # and a run of another kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +160,11 @@ def _answer(step: Step, evidence: Evidence, findings: Sequence[FindingRow]) -> A
         key=lambda one: (one.verdict != "fail", -(one.confidence or 0)),
     )
     if not bad:
-        held = [one for one in findings if one.verdict == "pass"]
-        if own.verdict == "skipped" and held:
-            return passed(held[0].message, *(one.message for one in held[1:]))
-        return own
+        return (
+            own
+            if own.is_bad
+            else _held(own, step, [one for one in findings if one.verdict == "pass"], _lacked(findings))
+        )
     first, *others = bad
     if own.is_bad and (own.verdict == "fail", own.confidence or 0) >= (first.verdict == "fail", first.confidence or 0):
         return own.but(evidence=_joined(own.evidence, (one.message for one in bad)), fix=own.fix or first.fix,
@@ -169,6 +173,24 @@ def _answer(step: Step, evidence: Evidence, findings: Sequence[FindingRow]) -> A
     return first.but(
         evidence=_joined(first.evidence, more), fix=first.fix or own.fix, next_step=first.next_step or own.next_step
     )
+
+
+def _held(own: Answer, step: Step, held: Sequence[FindingRow], lacked: Sequence[str]) -> Answer:
+    """The answer of a step of which nothing fails. It has passed where nothing of it wanted for input; else it was checked in
+    part, as the needs beside its verdict say.
+    """
+    if own.verdict != "skipped":
+        return own.but(needs=tuple(lacked))
+    if not held:
+        return own
+    needs = dict.fromkeys([*(own.needs or (step.needs,)), *lacked])
+    return passed(held[0].message, *(one.message for one in held[1:])).but(needs=tuple(needs))
+
+
+def _lacked(findings: Iterable[FindingRow]) -> list[str]:
+    """What detectors of a step wanted for: rows that a recording has or has not, not what another kind of run would have."""
+    needs = (need for one in findings if one.verdict == "skipped" for need in one.needs or ())
+    return list(dict.fromkeys(need for need in needs if RECORDED.search(need) and not ELSEWHERE.search(need)))
 
 
 def _joined(first: Iterable[str], more: Iterable[str]) -> tuple[str, ...]:
@@ -186,12 +208,14 @@ def _asked(step: Step, evidence: Evidence) -> Answer:
 
 def row(step: Step, answer: Answer, language: str = "en") -> FindingRow:
     """The answer of a step as a finding."""
-    needs = list(answer.needs) or [step.text("needs", language)] if answer.verdict == "skipped" else None
+    needs = [step.text("needs", language) if one == step.needs else one for one in answer.needs]
+    if answer.verdict == "skipped" and not needs:
+        needs = [step.text("needs", language)]
     look = step.text("", language)
     return FindingRow(
         id=step.id, order=step.order, position=step.position, verdict=answer.verdict,
         severity=SEVERITY.get(answer.verdict, "info"), message=answer.message or f"{look} not checked", evidence=list(answer.evidence) or None,
-        needs=needs, fix=answer.fix, next_step=(answer.next_step or step.text("next_step", language)) if answer.is_bad else None,
+        needs=None if answer.is_bad else needs or None, fix=answer.fix, next_step=(answer.next_step or step.text("next_step", language)) if answer.is_bad else None,
         confidence=answer.confidence if answer.is_bad else None, step=answer.step, stage=answer.stage, rank=answer.rank,
     )  # fmt: skip
 
@@ -231,6 +255,7 @@ def summary(diagnosis: Diagnosis, evidence: Evidence, language: str = "en") -> d
         "change": cause[1].fix if cause else None,
         "next_step": (cause[1].next_step or (cause[0].text("next_step", language) if cause[0] else None)) if cause else None,
         **{verdict: verdicts.count(verdict) for verdict in ("fail", "warn", "pass", "skipped")},
+        "partly": [{"id": step.id, "needs": row(step, answer, language).needs} for step, answer in diagnosis.steps if answer.is_partly],
         "not_checked": [{"id": step.id, "needs": row(step, answer, language).needs} for step, answer in diagnosis.steps
                         if answer.verdict == "skipped"],
         "not_beside": evidence.not_beside, "recorded": bool(evidence.books),

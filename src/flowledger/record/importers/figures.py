@@ -7,6 +7,8 @@ WRAPPED = re.compile(
     r"(?:np\.|numpy\.|torch\.)?(?:tensor|array|u?int\d+|float\d+|bool_?)\(\s*\[?(?P<inner>[^,\])]+)\]?[^)]*\)?"
 )
 MOST_STEPS = 10**12
+TOO_LARGE = "a whole number larger than a float can hold"
+LONGEST_NUMBER = 64  # characters of a text that may be one
 WORDS = {"True": 1.0, "False": 0.0}
 # 'key': value of a flat dict, where the value begins like a number; other values are passed over.
 PAIR = re.compile(
@@ -40,6 +42,21 @@ def step(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < MOST_STEPS:
         return None
     return int(value)
+
+
+def of_text(value: object) -> float | None:
+    """The number that a text is, as some loggers write them; None for other text, and for anything that is no text."""
+    if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NUMBER:
+        return None
+    try:
+        return number(value)
+    except ValueError:
+        return None
+
+
+def too_large(value: object) -> bool:
+    """Whether it is a whole number that no float holds."""
+    return isinstance(value, int) and finite(value) is None
 
 
 def finite(value: object) -> float | None:

@@ -37,6 +37,7 @@ class Summary:
     steps: int = 0
     resumed: list[tuple[int, int]] = field(default_factory=list)
     repeated: int = 0  # numbers that an earlier source had said already
+    lost: int = 0  # rows that could not be written
     notes: Notes = field(default_factory=Notes)
 
 
@@ -69,6 +70,7 @@ def import_into(
         parts.put(_told(crashes, summary, parts.steps.last), "import")
         parts.put(_said(summary, parts), "import")
         summary.rows = parts.close()
+        summary.lost = parts.figures["dropped"]
     except Nothing:
         parts.stop()
         shutil.rmtree(book.path, ignore_errors=True)
@@ -178,6 +180,12 @@ def _said(summary: Summary, parts: Parts) -> Iterator[FindingRow]:
             message=f"{total:,} places of the sources could not be read: {reasons}",
             evidence=notes.examples, needs=["these places in a readable form"],
         )  # fmt: skip
+    if notes.odd_rewards:
+        yield FindingRow(
+            id="rewards_not_numbers", verdict="fail" if {"nan", "inf", "-inf"} & notes.odd_rewards.keys() else "warn",
+            severity="error", order="import", message=odd_rewards(notes), evidence=notes.odd_at,
+            next_step="see what the reward function returns for these samples; a reward that is nan or infinite makes the advantages of its group so too",
+        )  # fmt: skip
     for last, back in summary.resumed:
         yield FindingRow(
             id="import_resumed", verdict="pass", order="import", step=back,
@@ -191,6 +199,13 @@ def _said(summary: Summary, parts: Parts) -> Iterator[FindingRow]:
             message="; ".join(notes.remarks),
             evidence=notes.remarks,
         )
+
+
+def odd_rewards(notes: Notes) -> str:
+    """How many rewards are no finite numbers, and what they are; such a sample is kept without a reward."""
+    kinds = ", ".join(f"{count:,} {what}" for what, count in notes.odd_rewards.items())
+    count = sum(notes.odd_rewards.values())
+    return f"{count:,} reward{'s are' if count != 1 else ' is'} told and no finite number{'s' if count != 1 else ''} ({kinds})"
 
 
 def _manifest(opened: Manifest, notes: Notes) -> Manifest:

@@ -84,11 +84,11 @@ MARKERS = {
 
 
 def fits(source: Source) -> bool:
-    """Any text, UTF-16 by its mark; but no document that says by its name that it is something else."""
+    """Any text; but no document that says by its name that it is something else."""
     head = source.head
     if source.path.suffix in NO_LOGS:
         return False
-    return head.startswith((b"\xff\xfe", b"\xfe\xff")) or len(head.translate(None, TEXT)) * 33 <= len(head)
+    return len(head.translate(None, TEXT)) * 33 <= len(head)
 
 
 def read(source: Source, notes: Notes) -> Iterator[Row]:
@@ -110,9 +110,8 @@ class Log:
 
     def rows(self) -> Iterator[Row]:
         place = self._place
-        wide = b"\0" in self._source.head  # UTF-16: no marker stands in its bytes
         for raw, block in self._source.blocks(self._notes):
-            here = frozenset(MARKERS if wide else self._markers(raw))
+            here = frozenset(self._markers(raw))
             numbers = tuple(pair for pair in NUMBERS if pair[0] in here)
             others = tuple(marker for marker in here - NUMBER_MARKERS if marker != BAR)
             bars = BAR in here

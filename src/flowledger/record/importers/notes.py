@@ -22,6 +22,8 @@ class Notes:
     skipped: dict[str, int] = field(default_factory=dict)  # reason -> how often
     examples: list[str] = field(default_factory=list)
     passed_over: list[str] = field(default_factory=list)  # files of a directory that are of no known form
+    odd_rewards: dict[str, int] = field(default_factory=dict)  # what stood where a reward's number should -> how often
+    odd_at: list[str] = field(default_factory=list)  # the first samples that had one
 
     def skip(self, reason: str, where: str = "", count: int = 1) -> None:
         """Something was left out."""
@@ -30,6 +32,18 @@ class Notes:
         self.skipped[key] = self.skipped.get(key, 0) + count
         if len(self.examples) < EXAMPLES:
             self.examples.append(f"{where}: {reason}" if where else reason)
+
+    def odd_reward(self, what: str, where: str) -> None:
+        """A sample whose reward is told and is no finite number; the sample is kept, without it."""
+        self.odd_rewards[what] = self.odd_rewards.get(what, 0) + 1
+        if len(self.odd_at) < EXAMPLES:
+            self.odd_at.append(where)
+
+    def odd_part(self, key: str, where: str) -> None:
+        """A part of a reward that is nan or infinite, which may mean that it does not apply; told once for each part."""
+        head = f"values of {key} that are nan or infinite are kept without a value"
+        if not any(remark.startswith(head) for remark in self.remarks):
+            self.remark(f"{head} (the first at sample {where})")
 
     def of(self, framework: str, version: str | None = None) -> None:
         """Whose file this is."""

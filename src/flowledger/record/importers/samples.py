@@ -140,7 +140,7 @@ def _rows(found: Iterable[Mapping[str, Any]], dump: Dump) -> Iterator[Row]:
         at = dump.of(step)
         prompt, response = _text(row, PROMPT), _text(row, RESPONSE)
         name = f"{'val-' if validation else ''}{'' if step is None else f'{step}-'}{dump.group + '-' if dump.group else ''}{at}"
-        reward, parts = _rewards(row)
+        reward, parts = _rewards(row, name, dump.notes)
         where = None if validation else step
         yield SampleRow(
             sample_id=name, group_id=dump.group_of(row, prompt), step=where, stage="validate" if validation else "reward",
@@ -196,17 +196,38 @@ def _lengths(row: Mapping[str, Any]) -> dict[str, Any]:
     return told | ({"versions": versions} if versions else {})
 
 
-def _rewards(row: Mapping[str, Any]) -> tuple[float | None, dict[str, float | None]]:
-    """(the reward, its parts): every other number of the row that is not known to be something else."""
-    reward = next((told for key in REWARD if (told := figures.finite(row.get(key))) is not None), None)
-    parts = {
-        key: told for key, value in row.items()
-        if key not in NO_REWARD and key not in REWARD and (told := figures.finite(value)) is not None and math.isfinite(told)
-    }  # fmt: skip
-    reward = reward if reward is not None and math.isfinite(reward) else None  # JSON has no nan
-    if reward is None and len(parts) == 1:  # of several parts nobody says the weights
-        reward = next(iter(parts.values()))
-    return reward, dict(parts)
+def _rewards(row: Mapping[str, Any], name: str, notes: Notes) -> tuple[float | None, dict[str, float | None]]:
+    """(the reward, its parts): every other number of the row that is not known to be something else.
+
+    A reward that is told and is no finite number (JSON has no nan) stays among the parts, without a value, and is noted.
+    """
+    parts: dict[str, float | None] = {}
+    for key, value in row.items():
+        if key in NO_REWARD or isinstance(value, list | dict) or (isinstance(value, str) and key not in REWARD):
+            continue
+        told = figures.of_text(value) if isinstance(value, str) else figures.finite(value)
+        if told is not None and math.isfinite(told):
+            parts[key] = told
+        elif key in REWARD or isinstance(value, int | float):
+            parts[key] = None
+            if key in REWARD:
+                notes.odd_reward(_odd(value, told), f"sample {name}: {key} = {str(value)[:60]}")
+            else:  # TRL has nan where a reward function does not apply
+                notes.odd_part(key, name)
+    reward = next((parts[key] for key in REWARD if parts.get(key) is not None), None)
+    others = {key: told for key, told in parts.items() if key not in REWARD or told is None}
+    if (
+        reward is None and not parts.keys() & set(REWARD) and len(others) == 1
+    ):  # of several parts nobody says the weights
+        reward = next(iter(others.values()))
+    return reward, others
+
+
+def _odd(value: Any, told: float | None) -> str:
+    """What stands in place of a number, in a word."""
+    if told is not None:
+        return "nan" if math.isnan(told) else "inf" if told > 0 else "-inf"
+    return "nothing" if value is None else "text" if isinstance(value, str) else "a number too large for a float"
 
 
 def _advantage(row: Mapping[str, Any]) -> float | None:

@@ -1,5 +1,6 @@
 """One file that is imported: unpacked while it is read, and never held as a whole."""
 
+import codecs
 import gzip
 import zlib
 from collections.abc import Iterator
@@ -18,7 +19,8 @@ LONGEST_LINE = 8 << 20  # a longer one is left out and counted; nobody writes nu
 GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
 TORN = (EOFError, zlib.error, gzip.BadGzipFile)
-MARKS = ((b"\xef\xbb\xbf", "utf-8"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
+UTF8_MARK = codecs.BOM_UTF8
+LOOKED = 4 << 10  # bytes that tell an encoding
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,20 @@ class Source:
 
     @cached_property
     def head(self) -> bytes:
-        """The first 64 KiB, unpacked; less where the file ends or is damaged before. Raises BadInput if unreadable."""
+        """The first 64 KiB, unpacked, UTF-16 as UTF-8, without a mark; less where the file ends or is damaged before.
+
+        Raises BadInput if unreadable.
+        """
+        text = self._head if self.encoding is None else self._head.decode(self.encoding, "replace").encode()
+        return text.removeprefix(UTF8_MARK)
+
+    @cached_property
+    def encoding(self) -> str | None:
+        """The UTF-16 that the file is written in; None for anything else."""
+        return _wide(self._head)
+
+    @cached_property
+    def _head(self) -> bytes:
         got = b""
         with self.open() as file:
             try:
@@ -64,7 +79,17 @@ class Source:
             raise BadInput(f"cannot read {self.path}: {error.strerror or error}") from None
 
     def chunks(self, notes: Notes) -> Iterator[bytes]:
-        """The unpacked bytes, a piece at a time; where the packing is damaged they end, and the notes say so."""
+        """The unpacked bytes, a piece at a time, UTF-16 as UTF-8; where the packing is damaged they end, and the notes say so."""
+        pieces = self._pieces(notes)
+        if self.encoding is None:
+            yield from pieces
+            return
+        decoder = codecs.getincrementaldecoder(self.encoding)("replace")
+        for piece in pieces:
+            yield decoder.decode(piece).encode("utf-8", "replace")
+        yield decoder.decode(b"", final=True).encode("utf-8", "replace")
+
+    def _pieces(self, notes: Notes) -> Iterator[bytes]:
         done = 0
         with self.open() as file:
             while True:
@@ -79,30 +104,22 @@ class Source:
                 yield piece
 
     def blocks(self, notes: Notes) -> Iterator[tuple[bytes, list[str]]]:
-        """(bytes, lines): whole lines, as they stand and as text without their ends; a carriage return ends one too.
+        """(bytes, lines): whole lines, as UTF-8 and as text without their ends; a carriage return ends one too.
 
         A line longer than LONGEST_LINE is left out, with a note. Bytes that are no UTF-8 become U+FFFD.
         """
-        mark, encoding = next(((mark, name) for mark, name in MARKS if self.head.startswith(mark)), (b"", "utf-8"))
         rest, skipping, first = b"", False, True
-        newline = "\n".encode(encoding)
         for piece in self.chunks(notes):
             if first:
-                piece, first = piece[len(mark) :], False
+                piece, first = piece.removeprefix(UTF8_MARK), False
             whole = rest + piece
-            cut = _last_end(whole, newline)
+            cut = max(whole.rfind(b"\n"), whole.rfind(b"\r")) + 1
             if not cut:
                 skipping = skipping or len(whole) > LONGEST_LINE
-                rest = (
-                    whole[-(len(whole) % len(newline)) :]
-                    if skipping and len(whole) % len(newline)
-                    else b""
-                    if skipping
-                    else whole
-                )
+                rest = b"" if skipping else whole
                 continue
             text, rest = whole[:cut], whole[cut:]
-            lines = text.decode(encoding, "replace").replace("\r", "\n").split("\n")
+            lines = text.decode("utf-8", "replace").replace("\r", "\n").split("\n")
             lines.pop()  # what is behind the last end is empty
             if skipping:
                 notes.skip(f"a line longer than {LONGEST_LINE >> 20} MiB", self.path.name)
@@ -111,7 +128,7 @@ class Source:
         if skipping:
             notes.skip(f"a line longer than {LONGEST_LINE >> 20} MiB", self.path.name)
         elif rest:
-            yield rest, rest.decode(encoding, "replace").replace("\r", "\n").split("\n")
+            yield rest, rest.decode("utf-8", "replace").replace("\r", "\n").split("\n")
 
     def lines(self, notes: Notes) -> Iterator[tuple[int, str]]:
         """(number from 1, text) of every line that is not empty."""
@@ -130,12 +147,16 @@ class Source:
             raise BadInput(f"cannot read {self.path}: {error.strerror or error}") from None
 
 
-def _last_end(text: bytes, newline: bytes) -> int:
-    """Where the last whole line ends; 0 where none does."""
-    width = len(newline)
-    if width == 1:
-        return max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
-    at = text.rfind(newline)
-    while at > 0 and at % width:
-        at = text.rfind(newline, 0, at)
-    return at + width if at >= 0 else 0
+def _wide(head: bytes) -> str | None:
+    """Which UTF-16 a text is in: by its mark, else by where its zero bytes are; None where it is not."""
+    if head.startswith(codecs.BOM_UTF16_LE + b"\0\0"):  # UTF-32
+        return None
+    for mark, name in ((codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be")):
+        if head.startswith(mark):
+            return name
+    first = head[:LOOKED]
+    zeros = first[0::2].count(0), first[1::2].count(0)
+    few, many = sorted(zeros)
+    if len(first) < 4 or many < 0.25 * len(first) or few:  # of the two bytes of a plain letter one is zero
+        return None
+    return "utf-16-le" if zeros[1] == many else "utf-16-be"

@@ -114,8 +114,12 @@ def _numbers(
             notes.skip("a row without a step", f"{source.path.name}:{at}")
             continue
         for name, cell in row.items():
-            if (raw := own[name]) is not None and (value := cell if type(cell) is float else _number(cell)) is not None:
+            if (raw := own[name]) is None:
+                continue
+            if (value := cell if type(cell) is float else _number(cell)) is not None:
                 yield MetricRow(name=names[raw], raw_name=raw, value=value, step=step)
+            elif figures.too_large(cell):
+                notes.skip(figures.TOO_LARGE, f"{source.path.name}:{at}: {name}")
     notes.columns |= names or {}
 
 

@@ -95,5 +95,7 @@ def read_state(source: Source, notes: Notes) -> Iterator[Row]:
         names = names or Names(table_of(str(source.path), notes))
         for key, value in entry.items():
             told = value if type(value) is float else figures.finite(value)
+            if told is None and figures.too_large(value):
+                notes.skip(figures.TOO_LARGE, f"{source.path.name}: step {step}, {key}")
             if told is not None and key not in OWN_STEP:
                 yield MetricRow(name=names[key], raw_name=key, value=told, step=step)

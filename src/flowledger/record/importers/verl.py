@@ -48,6 +48,8 @@ def read(source: Source, notes: Notes) -> Iterator[MetricRow]:
             if type(value) is not float:
                 value = math.nan if value is None else figures.finite(value)
                 if value is None:
+                    if figures.too_large(line.data[key]):
+                        notes.skip(figures.TOO_LARGE, f"{source.path.name}:{number}: {key}")
                     continue
             yield MetricRow(name=names[key], raw_name=key, value=value, step=step)
 
