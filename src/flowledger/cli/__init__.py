@@ -6,8 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
 from flowledger.cli import diagnose, diff, export, imports, look, plan, record, run, selftest, watch
+from flowledger.cli.serve import WithAddress
 from flowledger.flow.errors import BadInput
 
 VERBS = (
@@ -22,8 +24,9 @@ app = typer.Typer(
 )
 # What is launched has options of its own: from its name on all words are its.
 CONTEXT: dict[Callable[..., None], dict[str, Any]] = {record.record: {"allow_interspersed_args": False}}
+CLASSES: dict[Callable[..., None], type[TyperCommand]] = {watch.watch: WithAddress}
 for verb in VERBS:
-    app.command(verb.__name__.strip("_"), context_settings=CONTEXT.get(verb))(verb)
+    app.command(verb.__name__.strip("_"), cls=CLASSES.get(verb), context_settings=CONTEXT.get(verb))(verb)
 
 
 def main() -> None:
@@ -33,6 +36,10 @@ def main() -> None:
     except BadInput as error:
         _complain(str(error))
     except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except RuntimeError as error:
+        if str(error) != "Query interrupted":  # DuckDB has heard Ctrl-C before Python did
+            raise
         code = 130
     except BrokenPipeError:  # `flowledger show … | head`
         sys.stderr.close()

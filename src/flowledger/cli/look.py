@@ -31,11 +31,13 @@ def show(
         typer.Argument(help="shapes, memory, lifetimes, stages, balance, metrics, samples, log, findings, mesh"),
     ] = None,
     html: Annotated[Path | None, typer.Option("--html", metavar="FILE", help="all of it as one page")] = None,
+    png: Annotated[Path | None, typer.Option("--png", metavar="DIR", help="the page's charts as pictures")] = None,
     plan: Annotated[
-        Path | None, typer.Option("--plan", metavar="PLAN", help="with --html: a plan (plan -o PLAN) beside the run")
+        Path | None,
+        typer.Option("--plan", metavar="PLAN", help="with --html, --png: a plan (plan -o PLAN) beside the run"),
     ] = None,
     lang: Annotated[
-        Language, typer.Option("--lang", help="with --html: language that the page opens in")
+        Language, typer.Option("--lang", help="with --html, --png: language that the page opens in")
     ] = Language.en,
     step: Annotated[int | None, typer.Option(help="one step")] = None,
     stage: Annotated[str | None, typer.Option(help="one stage, or stage/phase")] = None,
@@ -49,11 +51,16 @@ def show(
     csv: Annotated[bool, typer.Option("--csv")] = False,
 ) -> None:
     """Print one table of a run, or draw all of it as a page that needs no network."""
-    if html is not None:
-        _page(run, table, html, plan, lang)
+    if html is not None or png is not None:
+        if html is not None:
+            _page(run, table, html, plan, lang)
+        if png is not None:
+            _pictures(run, table, png, plan, lang)
         return
     if table is None:
-        raise BadInput(f"name a table (flowledger show {run} shapes), or --html FILE for the page")
+        raise BadInput(
+            f"name a table (flowledger show {run} shapes), --html FILE for the page, or --png DIR for its charts"
+        )
     from flowledger.ledger.reader import Ledger
     from flowledger.show import mesh, plain, tables, terminal
 
@@ -85,6 +92,17 @@ def _page(run: Path, table: str | None, html: Path, plan: Path | None, lang: Lan
         raise BadInput(f"--html is the page with everything: leave {table} out, or --html")
     size = write_html(run, html, plan=plan, lang=lang.value)
     print(f"{html}: {human_bytes(size)}B, one file, needs no network")
+
+
+def _pictures(run: Path, table: str | None, folder: Path, plan: Path | None, lang: Language) -> None:
+    from flowledger.cli.page import write_png
+    from flowledger.show.page.png import NOT_DRAWN
+
+    if table is not None:
+        raise BadInput(f"--png is the charts of the page: leave {table} out, or --png")
+    for file in write_png(run, folder, plan=plan, lang=lang.value):
+        print(file)
+    print(f"not drawn without a browser: {', '.join(NOT_DRAWN)}; they are in the page (--html FILE)")
 
 
 def _beside(made: "Table", ledger: "Ledger", step: int | None) -> "Table":

@@ -1,4 +1,4 @@
-"""What `show RUN --html` and `watch RUN --serve` put into a page: the run, the plan beside it, and what is said of them."""
+"""What `show RUN --html`, `--png` and `watch RUN --serve` put into a page: the run, the plan beside it, and what is said of them."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +13,12 @@ if TYPE_CHECKING:
     from flowledger.ledger.reader import Ledger
     from flowledger.show.page.book import Book, Metric
 
+# Views that most questions of a page go through, each after those that it is made of: worked out once.
+BENEATH = (
+    "spans_view", "samples_merged", "tokens_merged", "waits", "waited_by_stage", "memory_readings", "own_seconds", "stage_shares",
+    "step_seconds", "step_begins", "stages", "metrics_by_step", "lifetimes", "peaks", "memory_by_stage",
+)  # fmt: skip
+
 
 def write_html(run: Path, out: Path, *, plan: Path | None, lang: str) -> int:
     """The page of a run as one file; its size in bytes. Raises BadInput where it cannot be read or written."""
@@ -23,6 +29,14 @@ def write_html(run: Path, out: Path, *, plan: Path | None, lang: str) -> int:
 def write(ledger: "Ledger", out: Path) -> int:
     """The same of a ledger that is open, in English."""
     return _write(book(ledger, None), out, "en")
+
+
+def write_png(run: Path, folder: Path, *, plan: Path | None, lang: str) -> "list[Path]":
+    """The page's charts as pictures in a folder; the files written. Raises BadInput where nothing can be drawn or written."""
+    from flowledger.show.page import png
+
+    with book_of(run, plan) as book:
+        return png.write(book, folder, lang)
 
 
 def _write(book: "Book", out: Path, lang: str) -> int:
@@ -52,9 +66,15 @@ def book_of(run: Path, plan: Path | None) -> "Iterator[Book]":
 
 def book(ledger: "Ledger", planned: "Ledger | None") -> "Book":
     """What a page is made of."""
+    from flowledger.cli.beside import beside
     from flowledger.show.page.book import Book
 
-    return Book(ledger=ledger, planned=planned, findings=findings(ledger), metrics=metrics(ledger))
+    ledger.settle(*BENEATH)
+    agreement, said = beside(ledger, planned)
+    told = [*findings(ledger), *said, *([] if planned is None else findings(planned))]
+    return Book(
+        ledger=ledger, planned=planned, findings=_worst_first(told), metrics=metrics(ledger), agreement=agreement
+    )  # fmt: skip
 
 
 def findings(ledger: "Ledger") -> "Sequence[dict[str, Any]]":
@@ -62,13 +82,30 @@ def findings(ledger: "Ledger") -> "Sequence[dict[str, Any]]":
     from flowledger.diagnose.findings import findings as look
     from flowledger.show.plain import clean
 
-    told = ledger.rows("FROM findings_view")
-    if not any(row["order"] == "laws" for row in told) and any(row["source"] != "plan" for row in told):
+    ranks = {
+        (row["id"], row["step"], row["message"]): row["rank"]
+        for row in ledger.rows("SELECT id, step, message, min(rank) AS rank FROM findings GROUP BY ALL")
+    }
+    told = [
+        row | {"rank": ranks.get((row["id"], row["step"], row["message"]))} for row in ledger.rows("FROM findings_view")
+    ]
+    if not any(row["order"] == "laws" for row in told) and _has_happened(ledger):
         known = {(row["id"], row["message"]) for row in told}
         found = [clean(_row(one)) for one in look(ledger)]
         told += [row for row in found if (row["id"], row["message"]) not in known]
+    return _worst_first(told)
+
+
+def _worst_first(rows: "Sequence[dict[str, Any]]") -> "list[dict[str, Any]]":
     worst = ("fail", "warn", "skipped", "pass")
-    return sorted(told, key=lambda row: worst.index(row["verdict"]))
+    return sorted(rows, key=lambda row: worst.index(row["verdict"]))
+
+
+def _has_happened(ledger: "Ledger") -> bool:
+    """Whether anything but a plan is in it."""
+    tables = ("spans", "metrics", "tensors", "memory", "samples", "findings")
+    listed = " UNION ALL ".join(f"(SELECT 1 FROM {table} WHERE source <> 'plan' LIMIT 1)" for table in tables)
+    return bool(ledger.rows(listed))
 
 
 def _row(finding: Any) -> dict[str, Any]:

@@ -43,19 +43,52 @@ def watch(
     ] = None,
     rules: Annotated[Path | None, typer.Option("--rules", metavar="FILE", help="alarms of your own, in YAML")] = None,
     once: Annotated[bool, typer.Option("--once", help="look once at what is there, and end")] = False,
-    lang: Annotated[Language, typer.Option(help="language of messages")] = Language.en,
+    serve: Annotated[
+        str | None,
+        typer.Option("--serve", metavar="[PORT|HOST:PORT]", help="the page of the run beside it, live, for a browser"),
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option("--plan", metavar="PLAN", help="with --serve: a plan (plan -o PLAN) beside the run")
+    ] = None,
+    lang: Annotated[Language, typer.Option(help="language of messages, and of the page")] = Language.en,
     json: Json = False,
 ) -> None:
     """Print each alarm of a run when it fires and when it is over, until the run is closed.
 
     Exit codes: 0 no alarm, 1 an alarm fired, 2 bad input, 130 Ctrl-C.
     """
+    from flowledger.diagnose.alarms.rules import compiled
+
+    rows = alarms(rules)
+    compiled(rows)
+
+    def watched() -> int:
+        return _watch(run, rows, lang.value, every, webhook, stop_on, once=once, json=json)
+
+    if plan is not None and serve is None:
+        raise BadInput("--plan is for the page: give --serve as well")
+    if serve is None:
+        check_run(run)
+        fired = watched()
+    else:
+        from flowledger.cli.serve import serve as serve_page
+
+        if once:
+            raise BadInput("--once looks once and ends, and --serve goes on: leave one of them out")
+        fired = serve_page(run, serve, plan, lang.value, watched)
+    if fired:
+        raise typer.Exit(1)
+
+
+def _watch(
+    run: Path, rows: "Sequence[Rule]", lang: str, every: float, webhook: str | None, stop_on: StopOn | None, *, once: bool, json: bool,
+) -> int:  # fmt: skip
+    """How many alarms fired until the run was closed."""
     from flowledger.diagnose.alarms.live import Watch
     from flowledger.diagnose.alarms.webhook import Webhook, where
 
-    check_run(run)
-    watched = Watch(run, alarms(rules), lang.value)
     hook = Webhook(webhook) if webhook else None
+    watched = Watch(run, rows, lang)
     teller = _Teller(run, hook, json=json)
     try:
         _follow(watched, teller, every, stop_on, once=once)
@@ -68,8 +101,7 @@ def watch(
                     f"flowledger: {hook.lost} of {hook.lost + hook.sent} alarms did not reach {where(hook.url)}: {hook.failure}",
                     file=sys.stderr,
                 )
-    if teller.fired:
-        raise typer.Exit(1)
+    return teller.fired
 
 
 def check_run(path: Path) -> None:
@@ -83,6 +115,12 @@ def check_run(path: Path) -> None:
         )
 
 
+def check_is_there(path: Path) -> None:
+    """Raises BadInput for a run that was removed since it was opened: its state would be that of its last manifest."""
+    if not (path / "parts").is_dir() and not any(path.glob("*.parquet")):
+        raise BadInput(f"run {path} was removed while it was watched; nothing more can be said of it")
+
+
 def alarms(file: Path | None) -> "Sequence[Rule]":
     """The alarms of flowledger, and those of a user's file. Raises BadInput for a file that has none, or wrong ones."""
     from flowledger.diagnose.alarms import rules
@@ -94,6 +132,7 @@ def _follow(watched: "Watch", teller: "_Teller", every: float, stop_on: StopOn |
     died: float | None = None
     stopped = False
     while True:
+        check_is_there(teller.run)
         state = watched.state  # before the look: what a closed run has written is there
         events = watched.look()
         for event in events:
@@ -121,13 +160,13 @@ class _Teller:
     """Where alarms go: lines, or a JSON object a line, and the webhook."""
 
     def __init__(self, run: Path, hook: "Webhook | None", *, json: bool) -> None:
-        self._run, self._hook, self._json = run, hook, json
+        self.run, self._hook, self._json = run, hook, json
         self._rows: list[dict[str, Any]] = []
         self.fired = 0
 
     def tell(self, event: "Event") -> None:
         self.fired += event.counts
-        row = _row(self._run, event)
+        row = _row(self.run, event)
         self._rows.append(row)
         if self._hook is not None:
             self._hook.send(row)
@@ -142,18 +181,19 @@ class _Teller:
         """What it came to, at the end."""
         from flowledger.show import plain
 
+        state = watched.state if self.run.is_dir() else "removed"
         steps = "no finished step" if watched.last_step is None else f"steps up to {watched.last_step}"
         if self._json:
             print(
                 plain.as_json(
                     "watch",
-                    self._run.name,
+                    self.run.name,
                     self._rows,
-                    summary={"fired": self.fired, "last_step": watched.last_step, "state": watched.state},
+                    summary={"fired": self.fired, "last_step": watched.last_step, "state": state},
                 )
             )
         else:
-            print(f"{self.fired or 'no'} alarm{'s' * (self.fired != 1)} in {steps}; run {watched.state}")
+            print(f"{self.fired or 'no'} alarm{'s' * (self.fired != 1)} in {steps}; run {state}")
 
 
 def _row(run: Path, event: "Event") -> dict[str, Any]:

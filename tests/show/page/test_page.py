@@ -38,7 +38,7 @@ def test_a_page_speaks_both_languages_and_remembers_which(opened: Open, made: Ma
     page = opened(made(recorded), "#shapes")
     assert page.locator("#shapes h2").inner_text() == "Shapes"
     page.click("#language")
-    page.wait_for_function("document.querySelector('#shapes h2')?.innerText === '形状'")
+    page.wait_for_function("() => document.querySelector('#shapes h2')?.innerText === '形状'")
     assert page.evaluate("document.documentElement.lang") == "zh-CN"
 
 

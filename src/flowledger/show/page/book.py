@@ -7,6 +7,7 @@ from typing import Any
 from flowledger.ledger.reader import Ledger, Params
 
 Rows = list[dict[str, Any]]
+SOURCES = ("plan", "record", "import")
 Text = dict[str, str]  # language -> the sentence
 
 
@@ -44,13 +45,17 @@ class Book:
     @property
     def is_plan(self) -> bool:
         """Whether nothing was recorded: all there is is a plan."""
-        return not self.sources() - {"plan"}
+        return self.sources() == {"plan"}
 
     def sources(self) -> set[str]:
         """plan, record, import: of which there are rows."""
         tables = ("spans", "tensors", "memory", "metrics", "samples")
-        listed = " UNION ".join(f"SELECT DISTINCT source FROM {table}" for table in tables)
-        return {row["source"] for row in self.ledger.rows(listed)}
+        of_each = (
+            f"SELECT '{source}' AS source WHERE EXISTS (FROM {table} WHERE source = '{source}')"
+            for table in tables
+            for source in SOURCES
+        )
+        return {row["source"] for row in self.ledger.rows(" UNION ".join(of_each))}
 
     def seen(self, sql: str, params: Params = ()) -> Rows:
         """What happened: the rows of a query, those of a plan left out. The query's rows have `source`."""

@@ -4,13 +4,25 @@ import { h, fill } from "./dom.js";
 import { language, say, speak, t } from "./words.js";
 import { address, change, go, place } from "./link.js";
 import { choices, open, part } from "./store.js";
-import { listen } from "./live.js";
+import { behind, listen } from "./live.js";
 import { drawOverview } from "./overview.js";
+import { drawFlow } from "./flow.js";
 import { drawShapes } from "./shapes.js";
+import { drawMemory } from "./memory.js";
+import { drawSignals } from "./signals.js";
+import { drawLifetimes } from "./lifetimes.js";
+import { drawMesh } from "./mesh.js";
+import { drawSample } from "./sample.js";
 
 const VIEWS = {
   overview: drawOverview,
+  flow: drawFlow,
   shapes: drawShapes,
+  memory: drawMemory,
+  lifetimes: drawLifetimes,
+  mesh: drawMesh,
+  sample: drawSample,
+  signals: drawSignals,
 };
 
 const page = open();
@@ -18,6 +30,7 @@ const remembered = (name) => { try { return localStorage.getItem(`flowledger.${n
 const remember = (name, value) => { try { localStorage.setItem(`flowledger.${name}`, value); } catch { /* a file may not */ } };
 
 let drawn = null; // the view that was looked at last
+let drawing = 0; // a drawing that another one has overtaken is given up
 
 // A view is drawn with what it is asked for: { view, asked, data, choice, exact, choices, set } ; `set` changes what is asked.
 async function draw({ keep = false } = {}) {
@@ -27,16 +40,25 @@ async function draw({ keep = false } = {}) {
     link.setAttribute("aria-current", link.dataset.view === name ? "page" : "false");
   }
   for (const section of document.querySelectorAll("main > section")) section.hidden = section.id !== name;
+  const mine = ++drawing;
   const found = await part(name, asked);
   const host = document.getElementById(name);
   const shown = {
-    view: name, asked, ...found, choices: choices(name), about: page.about,
+    view: name, asked, ...found, choices: choices(name), about: page.about, live: Boolean(page.live),
     set: (more, how) => (how?.quietly ? go(name, { ...asked, ...more }, how) : change(name, asked, more)),
   };
-  if (!keep) fill(host);
   const body = h("div", { class: "body" });
-  fill(host, h("h2", { tabindex: -1 }, t(name)), h("p", { class: "question" }, t(`${name}_asks`)), notes(shown), body);
-  if (found.data && !found.data.absent) await VIEWS[name](body, shown);
+  const made = [h("h2", { tabindex: -1 }, t(name)), h("p", { class: "question" }, t(`${name}_asks`)), notes(shown), body];
+  const drawBody = async () => { if (found.data && !found.data.absent) await VIEWS[name](body, shown); };
+  if (keep) {
+    const restore = await behind(host, body, drawBody);
+    if (drawing !== mine) return;
+    fill(host, ...made);
+    restore();
+  } else {
+    fill(host, ...made);
+    await drawBody();
+  }
   host.dataset.drawn = "yes";
   if (!keep && drawn !== name) window.scrollTo(0, 0);  // the browser has gone to the element that the link names
   drawn = name;
@@ -102,4 +124,10 @@ window.addEventListener("popstate", () => draw());
 window.addEventListener("hashchange", () => draw());
 window.addEventListener("moved", () => draw());
 draw();
-if (page.live) listen((views) => { if (views.has(place().view)) draw({ keep: true }); });
+if (page.live) {
+  listen(page.live, {
+    looksAt: () => ({ ...place(), view: place().view in VIEWS ? place().view : "overview" }),
+    onnews: (views) => { if (views.has(place().view)) draw({ keep: true }); },
+    onabout: () => fill(document.querySelector("header .about"), ...facts(page.about)),
+  });
+}

@@ -13,7 +13,8 @@ export function about() {
 
 // Keys of the choices that a view has here: { step: "0", rank: "3" }, the first is shown first.
 export function choices(view) {
-  return Object.keys(held.document.views[view].at).map((key) => Object.fromEntries(new URLSearchParams(key)));
+  const here = held.document.views[view];
+  return (here.choices ?? Object.keys(here.at)).map((key) => Object.fromEntries(new URLSearchParams(key)));
 }
 
 // The part of a view that is asked for: { data, choice, exact }. `exact` is false where the file does not hold it.
@@ -27,9 +28,20 @@ export async function part(view, asked) {
   return { data: here.at[best], choice, exact };
 }
 
-// What a live page has learnt since: a view's new data, for whoever looks at it next.
-export function replace(view, key, data) {
-  held.document.views[view].at[key] = data;
+// What a live page has learnt since: new data of a view, and what there is to choose from. All else that is held is old by then.
+export function news(parts) {
+  for (const view of Object.values(held.document.views)) view.old = new Set(Object.keys(view.at));
+  for (const [name, { choices: keys, at }] of Object.entries(parts)) take(Object.assign(held.document.views[name], { choices: keys }), at);
+}
+
+// What a live page has learnt of the run itself.
+export function learn(told) {
+  Object.assign(held.document.about, told);
+}
+
+function take(view, parts) {
+  Object.assign(view.at, parts);
+  Object.keys(parts).forEach((key) => view.old?.delete(key));
 }
 
 const CHOOSES = ["rank", "sample", "step"];
@@ -48,7 +60,9 @@ function nearest(here, wanted) {
 async function fetched(view, here, asked) {
   const named = CHOOSES.filter((name) => asked?.[name] !== undefined).map((name) => [name, asked[name]]);
   const key = named.length ? new URLSearchParams(named).toString() : here.first;
-  if (key in here.at) return;
-  const answer = await fetch(`view/${view}?${key}`, { headers: { Accept: "application/json" } });
-  if (answer.ok) Object.assign(here.at, await answer.json());
+  if (key in here.at && !here.old?.has(key)) return;
+  try {
+    const answer = await fetch(`view/${view}?${key}`, { headers: { Accept: "application/json" } });
+    if (answer.ok) take(here, await answer.json());
+  } catch { /* the server is away: what is held is shown */ }
 }

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from flowledger.show.page import overview, shapes
+from flowledger.show.page import flow, lifetimes, memory, mesh, overview, sample, shapes, signals
 from flowledger.show.page.book import Book
 from flowledger.show.page.choice import Choice
 
@@ -22,6 +22,12 @@ class View:
 
 VIEWS = (
     View("overview", overview.choices, overview.data),
+    View("flow", flow.choices, flow.data),
     View("shapes", shapes.choices, shapes.data),
+    View("memory", memory.choices, memory.data),
+    View("lifetimes", lifetimes.choices, lifetimes.data),
+    View("mesh", mesh.choices, mesh.data),
+    View("sample", sample.choices, sample.data),
+    View("signals", signals.choices, signals.data),
 )
 BY_NAME = {view.name: view for view in VIEWS}

@@ -1,0 +1,267 @@
+"""A run that is looked at while it grows: its page as it stands, and each part of a view when it is asked for.
+
+A run whose rows fit into memory is opened again when it has grown. That is simple, and its numbers are those of `show --json` and
+of the page as a file, for it is the same ledger read by the same views. So often that reading takes a third of the time at
+most. A larger one is added up as it is written (`vast`).
+"""
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl
+
+from flowledger import __version__
+from flowledger.flow.errors import BadInput
+from flowledger.ledger.directory import MANIFEST, RunDirectory, open_run
+from flowledger.ledger.reader import Ledger
+from flowledger.show.page import document
+from flowledger.show.page.book import Book, Text, text
+from flowledger.show.page.choice import Choice, choice_of
+from flowledger.show.page.tally import Tally
+from flowledger.show.page.vast import Vast
+from flowledger.show.page.views import BY_NAME, VIEWS
+
+Maker = Callable[[Ledger, Ledger | None], Book]  # what the front door says of a run beside its rows
+FITS = 96 << 20  # bytes of rows: opened, they take about twice as much, and twice again while they are read anew
+AT_FIRST, AT_ONCE = 24 << 20, 64 << 20  # bytes in the first look, which a browser may wait for, and in one that follows
+PACKED = 8  # times the size of a Parquet file its rows have as text
+SHARE = 2.0  # a reading is followed by so many times its own seconds without one
+
+
+class Whole:
+    """A run that fits: opened again when it has grown."""
+
+    def __init__(self, planned: Ledger | None, make: Maker) -> None:
+        self._planned, self._make = planned, make
+        self._seen: object = None
+        self._next: Book | None = None
+        self._now: Book | None = None
+        self._rests_until = 0.0
+
+    def prepare(self, directory: RunDirectory) -> bool:
+        """Open it anew if it has changed; whether it has."""
+        seen = directory.state, frozenset(sizes(directory.path))
+        if seen == self._seen or time.monotonic() < self._rests_until:
+            return False
+        began = time.monotonic()
+        ledger = Ledger(directory.path)
+        try:
+            self._next = self._make(ledger, self._planned)
+        except BadInput:
+            ledger.close()
+            raise
+        self._seen = seen
+        self._rests_until = time.monotonic() + SHARE * (time.monotonic() - began)
+        return True
+
+    def book(self, directory: RunDirectory) -> Book:
+        """What was opened last. Not while another thread asks something of the book before."""
+        if self._next is not None:
+            if self._now is not None:
+                self._now.ledger.close()
+            self._now, self._next = self._next, None
+        assert self._now is not None
+        return self._now
+
+    def book_of(self, book: Book, view: str, at: Choice) -> Book:
+        """All parts of all views are of the same."""
+        return book
+
+    def says(self, view: str, at: Choice) -> Sequence[Text]:
+        """Nothing: all of it is shown."""
+        return ()
+
+    def close(self) -> None:
+        """Let go of it."""
+        for book in (self._now, self._next):
+            if book is not None:
+                book.ledger.close()
+
+
+class Growing:
+    """The run at a path, whether it is there yet or not. `look` and all else may be called from different threads."""
+
+    def __init__(self, run: Path, plan: Path | None, make: Maker, fits: int = FITS) -> None:
+        self.path = run
+        self.version = 0  # grows with every reading
+        self.beat = 0  # with every reading too, as soon as it is done
+        self.pulse: dict[str, Any] = {}  # how far the run has come
+        self.identity = ""  # which run it is: another one may be begun at the same path
+        self._make, self._fits = make, fits
+        self._planned = Ledger(plan) if plan else None
+        self._reading: Whole | Vast | None = None
+        self._tally: Tally | None = None
+        self._added = ""  # the run that it is of
+        self._adding = threading.Lock()
+        self._book: Book | None = None
+        self._kept: dict[tuple[str, str], Any] = {}  # parts of this version
+        self._lock = threading.RLock()  # a connection answers one question at a time
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether there is more to read at once."""
+        return self._tally is not None and self._tally.growth.left > 0
+
+    def look(self) -> bool:
+        """Read what is new, and show it; whether there was anything."""
+        return self.read() | self.turn()
+
+    def read(self) -> bool:
+        """Add up what is new, and say how far the run has come; whether it has. A run that has gone leaves its page as it was."""
+        began = time.time()
+        try:
+            directory = open_run(self.path)
+        except BadInput:
+            return False
+        with self._adding:
+            if self._tally is None or self._added != identity(directory):
+                self._tally, self._added = Tally(directory.path), identity(directory)
+            tally = self._tally
+            if not tally.look(AT_ONCE if self.beat else AT_FIRST, over=directory.state != "open") and self.beat:
+                return False
+            self.pulse = {"latest": tally.latest(), "read": tally.read_share(), "looked": began}
+        self.beat += 1
+        return True
+
+    def turn(self) -> bool:
+        """Show what is there now; whether that is anything new, and it is time for it."""
+        try:
+            directory = open_run(self.path)
+            reading = self._reading_of(directory)
+            if reading is None or not reading.prepare(directory):
+                return False
+            with self._lock, self._adding:
+                self._book = reading.book(directory)
+                before, self._reading = self._reading, reading
+                if before is not None and before is not reading:
+                    before.close()
+                self.identity = identity(directory)
+                self._kept.clear()
+                self.version += 1
+        except BadInput:  # it is not there yet, or its files are being set aside
+            return False
+        return True
+
+    def _reading_of(self, directory: RunDirectory) -> Whole | Vast | None:
+        """The one that goes on; a new one for another run, and for one that has outgrown its own."""
+        same = self._reading is not None and identity(directory) == self.identity
+        if same and isinstance(self._reading, Vast):
+            return self._reading
+        if sum(size for _, size in sizes(directory.path)) > self._fits:
+            there = self._tally is not None and self._added == identity(directory)
+            return Vast(self._planned, self._tally) if there and self._tally else None
+        return self._reading if same and self._reading else Whole(self._planned, self._make)
+
+    def document(self, lang: str) -> dict[str, Any]:
+        """The page as it opens: its first view, and what there is to choose from in all others."""
+        with self._lock:
+            if self._book is None:
+                return waiting(self.path, lang)
+            views = {view.name: self._choices(view.name) for view in VIEWS}
+            first = VIEWS[0].name
+            views[first]["at"] = dict([self.part(first, Choice())])
+            return page_of(lang, {**self.about(), **self.pulse}, views, run=self.identity, version=self.version)
+
+    def _choices(self, name: str) -> dict[str, Any]:
+        keys = self.choices(name)
+        return {"first": keys[0], "choices": keys, "at": {}}
+
+    def choices(self, name: str) -> list[str]:
+        """What there is to choose from in a view, the first is shown first."""
+        with self._lock:
+            if self._book is None:
+                return [""]
+            choices = self._remembered(name, "choices", lambda book: [*BY_NAME[name].choices(book)] or [Choice()])
+            return [one.key for one in choices]
+
+    def part(self, name: str, at: Choice) -> tuple[str, dict[str, Any]]:
+        """(key, data) of a part of a view; of its first one where nothing is chosen."""
+        with self._lock:
+            if self._book is None or self._reading is None:
+                return at.key, nothing_yet(self.path)
+            reading = self._reading
+
+            def make(book: Book) -> dict[str, Any]:
+                with self._adding:
+                    of = reading.book_of(book, name, at)
+                made = document.data(BY_NAME[name], of, at)
+                return {**made, "missing": [*made.get("missing", ()), *reading.says(name, at)]}
+
+            at = choice_of(dict(parse_qsl(self.choices(name)[0]))) if at == Choice() else at
+            return at.key, self._remembered(name, at.key, make)
+
+    def about(self) -> dict[str, Any]:
+        """What the page is of, and how far it has come."""
+        with self._lock:
+            return self._remembered("", "about", document.about) if self._book else {}
+
+    def _remembered(self, view: str, key: str, make: Callable[[Book], Any]) -> Any:
+        """Made once a version: several browsers ask for the same."""
+        assert self._book is not None
+        if (view, key) not in self._kept:
+            self._kept[view, key] = make(self._book)
+        return self._kept[view, key]
+
+    def close(self) -> None:
+        """Let go of the ledgers."""
+        for one in (self._reading, self._planned):
+            if one is not None:
+                one.close()
+
+
+def page_of(lang: str, about: Mapping[str, Any], views: Mapping[str, Any], *, run: str, version: int) -> dict[str, Any]:
+    """A live page's document. `live`: what it tells the server to listen for."""
+    return {
+        "schema": document.SCHEMA, "lang": lang, "live": {"run": run, "version": version}, "about": about,
+        "words": document.words(), "views": views,
+    }  # fmt: skip
+
+
+def waiting(path: Path, lang: str) -> dict[str, Any]:
+    """The page before there is anything to show."""
+    about: dict[str, Any] = {
+        "run": path.name, "state": "open", "sources": [], "framework": "", "framework_version": None, "mesh": {},
+        "made_by": f"flowledger {__version__}",
+    }  # fmt: skip
+    views = {view.name: {"first": "", "choices": [""], "at": {"": nothing_yet(path)}} for view in VIEWS}
+    return page_of(lang, about, views, run="", version=0)
+
+
+def nothing_yet(path: Path) -> dict[str, Any]:
+    """What every view shows before there is a run, and before it has been read."""
+    if (path / MANIFEST).is_file():
+        said = text("The run is being read.", "正在读取运行。")
+    else:
+        said = text(f"There is no run at {path} yet; the page begins when it does.", f"{path} 处还没有运行；运行开始后页面随之开始。")  # fmt: skip
+    return {"absent": True, "missing": [said]}
+
+
+def identity(directory: RunDirectory) -> str:
+    """Which run it is: its name, when it was created, and by whom."""
+    manifest = directory.manifest
+    return f"{manifest.run} {manifest.created} {manifest.launcher.host} {manifest.launcher.pid} {manifest.launcher.started}"
+
+
+def sizes(path: Path) -> Iterator[tuple[str, int]]:
+    """(file, bytes as text) of all that a run's rows are read from: its tables, or its parts where they are not compacted."""
+    yield from _files(path)
+    yield from _files(path / "plan")
+    for part in _entries(path / "parts"):
+        yield from _files(Path(part.path))
+
+
+def _files(folder: Path) -> Iterator[tuple[str, int]]:
+    for found in _entries(folder):
+        if found.name.endswith((".jsonl", ".parquet")):
+            yield found.path, found.stat().st_size * (PACKED if found.name.endswith(".parquet") else 1)
+
+
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as found:
+            return list(found)
+    except OSError:
+        return []
