@@ -19,6 +19,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "src"))
 
+from flowledger.cli.reports import with_plan
 from flowledger.diagnose.reports.answers import answer
 from flowledger.diagnose.reports.read import of_mapping
 
@@ -48,7 +49,7 @@ Answer = dict[str, Any]
 
 
 def ours(case: Mapping[str, Any]) -> Answer:
-    first = answer(of_mapping({key: case[key] for key in GIVEN if key in case}))[0]
+    first = answer(with_plan(of_mapping({key: case[key] for key in GIVEN if key in case})))[0]
     return {
         "id": case.get("id"), "finding": first.id, "sentence": first.message, "confidence": first.confidence, "verdict": first.verdict,
         "evidence": first.evidence, "fix": first.fix, "needs": first.needs, "next_step": first.next_step,

@@ -5,25 +5,32 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+from flowledger.diagnose.reports.clauses import contrasts, kinds, switch
 from flowledger.diagnose.reports.expression import Unknown, evaluate, names_in
 from flowledger.diagnose.reports.facts import facts_of
-from flowledger.diagnose.reports.keys import asked
+from flowledger.diagnose.reports.keys import asked, number
 from flowledger.diagnose.reports.likeness import alike
 from flowledger.diagnose.reports.mechanism import Located, located
-from flowledger.diagnose.reports.report import Report
+from flowledger.diagnose.reports.report import Report, leaves
 from flowledger.diagnose.reports.table import HOLE, Cause, causes, filled, words
 from flowledger.ledger.rows import FindingRow
 
 ORDER = "report"
-LEAST = 0.6  # confidence below which nothing is told as the cause
-# Likeness from which a cause is told without its condition, from which it goes before what is located only, and how far the
-# next must be behind. Set on labelled reports.
-LIKE, VERY_LIKE, APART = 0.34, 0.45, 0.07
+LEAST, DOUBTED = 0.6, 0.4  # confidence from which a cause is told for sure, and from which it is told at all
+# How well a report must fit a cause whose condition is not known to hold: likeness, more where the condition holds as far as it is known, more
+# or less by the share of its signs. From LIKE it is told where nothing else is, from VERY_LIKE beside what is only located, from MOST_LIKE where the symptom is
+# of many causes. Set on labelled reports.
+LIKE, VERY_LIKE, MOST_LIKE, LEAST_LIKE, HOLDS, SIGNED = 0.36, 0.4, 0.5, 0.1, 0.15, 0.2
 HINT = 0.31  # likeness from which a cause is named as suspected
 # Places by likeness from which words alone are not told surely, and not told at all: of labelled reports that no row was written
 # for, nine of ten are right nearer than the first, half between the two, one in four beyond.
 DISTANT, FAR = 12, 40
-UNSURE, DOUBT = 0.65, 0.7
+UNSURE, BY_WORDS = 0.65, 0.69  # the second: of what words alone say while the report is more like another cause
+FEW, LIKELIEST = 3, 0.46  # settings of a report that names few, and the confidence in one that makes such symptoms
+UNSET = ("false", "none", "null", "", "off", "0", "1.0")
+LIKELY = 0.49  # the most that a cause is worth whose condition is not known to hold
+LOCATED = 0.45  # confidence of what is only located: an object of which something is said to be wrong
+DECIDED, WEAKLY = 0.65, 0.56  # confidence of what a report says it works with
 MOST_SHOWN = 6
 LONGEST = 20_000  # characters in which signs are looked for
 # What is asked for where no cause is even suspected, by the kind of failure that the words name.
@@ -34,6 +41,8 @@ ASKED_BY_KIND: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("slow", ("seconds of each stage by rank", "tokens and longest response by rank")),
     ("error", ("the last line of the exception and the sizes in it", "the batch keys and the number of GPUs")),
 )  # fmt: skip
+# Symptoms of many causes: where a report tells one of them, an object near it is not yet its cause.
+VAGUE = ("oom", "nan", "hang", "timeout", "slow", "collapse", "no_learning")
 ASKED_ELSE = (
     "the symptom in numbers: metrics by step, the exception's last line, or memory by stage",
     "the configuration",
@@ -61,30 +70,55 @@ def answer(report: Report, planned: Sequence[FindingRow] = ()) -> list[FindingRo
     places = {cause.id: place for place, (cause, _) in enumerate(likeness)}
     found = (_doubted(match, names, places[match.cause.id]) for match in _matches(names, report.said()))
     matches = sorted(found, key=lambda match: -match.confidence - 0.2 * by_cause[match.cause.id])
-    rows = [_row(match, names) for match in matches if not match.suspected and match.confidence >= LEAST]
-    rows += [_composed(one) for one in located(report.symptom, report.config)[:2]]
+    rows = [_row(match, names) for match in matches if not match.suspected and match.confidence >= DOUBTED]
+    rows += _decided(report, names)
+    vague = any(names[word] for word in VAGUE)
+    rows += [_composed(one) for one in located(report.symptom, report.config)[:2] if not (vague and one.weak)]
+    rows = _with_likeliest(rows, _likeliest(report, likeness, names), names, vague)
+    rows += [] if any((row.confidence or 0) >= LEAST for row in rows) else _configured(report, names)
+    rows = rows or [_cannot_tell(matches, names, likeness)]
     rows.sort(key=lambda row: -(row.confidence or 0))  # stable: of equals the one that the report is more like
-    rows = _with_alike(rows, likeness, names) or [_cannot_tell(matches, names, likeness)]
     shown = [*rows[:MOST_SHOWN], *(row for row in planned if row.verdict in ("fail", "warn"))]
+    words_alone = {match.cause.id for match in matches if places[match.cause.id] and _words_alone(match.cause, names)}
     for position, row in enumerate(shown):
         row.position = position
+        if row.id in words_alone:  # the order stands: only how sure it is
+            row.confidence = min(row.confidence or 0.0, BY_WORDS)
     return shown
 
 
-def _with_alike(
-    rows: list[FindingRow], likeness: Sequence[tuple[Cause, float]], names: Mapping[str, Any]
+def _likeliest(
+    report: Report, likeness: Sequence[tuple[Cause, float]], names: Mapping[str, Any]
+) -> tuple[Cause, float] | None:
+    """The cause that a report fits best, its condition left open where words are missing: by likeness, signs and what holds of its condition."""
+    said = report.said()
+    stated = {name: value for name, value in names.items() if value is not False or name not in _all_words()}
+    best: tuple[Cause, float] | None = None
+    for cause, figure in likeness:
+        if figure < LEAST_LIKE:
+            break
+        holds = evaluate(cause.when, stated)
+        open_numbers = holds is not True and any(name in names for name in names_in(cause.when) - _all_words())
+        if holds is False or open_numbers or not any(filled(says, names) for says in cause.says):
+            continue  # numbers that are there decide: where they do not, the sentence would state them all the same
+        signs = (
+            sum(bool(sign.search(said, 0, LONGEST)) for sign in cause.signs) / len(cause.signs) if cause.signs else 0.5
+        )
+        score = figure + HOLDS * (holds is True) + SIGNED * (signs - 0.5)
+        if best is None or score > best[1]:
+            best = cause, score
+    return best
+
+
+def _with_likeliest(
+    rows: list[FindingRow], best: tuple[Cause, float] | None, names: Mapping[str, Any], vague: bool
 ) -> list[FindingRow]:
-    """The rows, before them the cause that the report is most like, where no condition tells one and it is like no other."""
-    (cause, figure), (_, second) = likeness[:2]
-    told = any(row.verdict == "fail" for row in rows)
-    enough = figure >= (VERY_LIKE if rows else LIKE) and figure - second >= APART
-    facts = {name: value for name, value in names.items() if name not in _all_words()}
-    contradicted = evaluate(cause.when, facts) is False  # by numbers and settings: words are left open
-    sayable = any(filled(says, names) for says in cause.says) and not contradicted
-    if told or not enough or not sayable or any(row.id == cause.id for row in rows):
+    """The rows and the cause that a report fits best, where none is told for sure."""
+    sure = any(row.verdict == "fail" and (row.confidence or 0) >= LEAST for row in rows)
+    if best is None or sure or best[0].undecided or best[1] < (MOST_LIKE if vague else VERY_LIKE if rows else LIKE):
         return rows
-    match = Match(cause=cause, confidence=min(0.55 + 0.2 * figure, 0.65), missing=frozenset(), suspected=False)
-    return [_row(match, names), *rows]
+    confidence = min(0.25 + 0.5 * best[1], LIKELY)
+    return [*rows, _row(Match(cause=best[0], confidence=confidence, missing=frozenset(), suspected=False), names)]
 
 
 def names_of(report: Report) -> dict[str, Any]:
@@ -118,10 +152,14 @@ def _matches(names: Mapping[str, Any], said: str) -> Iterator[Match]:
 
 def _doubted(match: Match, names: Mapping[str, Any], place: int) -> Match:
     """Less sure where only words speak for a cause, and the report as a whole is more like many others."""
-    facts = names_in(match.cause.when) - _all_words()
-    if place < DISTANT or match.suspected or match.cause.undecided or any(name in names for name in facts):
+    if place < DISTANT or match.suspected or match.cause.undecided or not _words_alone(match.cause, names):
         return match
-    return replace(match, confidence=match.confidence * DOUBT if place >= FAR else min(match.confidence, UNSURE))
+    return replace(match, confidence=min(match.confidence, LOCATED if place >= FAR else UNSURE))
+
+
+def _words_alone(cause: Cause, names: Mapping[str, Any]) -> bool:
+    """Whether no setting or number of the report speaks for a cause."""
+    return not any(name in names for name in names_in(cause.when) - _all_words())
 
 
 def _row(match: Match, names: Mapping[str, Any]) -> FindingRow:
@@ -141,10 +179,60 @@ def _row(match: Match, names: Mapping[str, Any]) -> FindingRow:
     )  # fmt: skip
 
 
+def _decided(report: Report, names: Mapping[str, Any]) -> list[FindingRow]:
+    """What the report says it works with, or without, as the cause."""
+    kind = _kind(names)
+    factors = [(_named(one.factor, report), one.clause) for one in contrasts(report.symptom)]
+    found = {known.name: (known, factor, clause) for factor, clause in factors if (known := switch(factor))}
+    return [
+        _told(
+            "report_contrast", f"{name} decides ({factor}): {known.seen.get(kind, known.says)}", [f"“{clause}”"],
+            "change nothing else, and compare the stage's inputs and outputs with and without it",
+            WEAKLY if known.weak and kind not in known.seen else DECIDED,
+        )
+        for name, (known, factor, clause) in found.items()
+    ]  # fmt: skip
+
+
+def _kind(names: Mapping[str, Any]) -> str:
+    """The kind of a symptom, by the first condition that holds."""
+    return next((kind for kind, when in kinds().items() if evaluate(when, names) is True), "")
+
+
+def _named(factor: str, report: Report) -> str:
+    """A factor that is a bare number, with the one setting that has a number of its size."""
+    value = number(factor.split()[0])
+    if value is None:
+        return factor
+    sizes = [(key, number(given)) for key, given in leaves(report.config)]
+    near = [key for key, size in sizes if size and value and 0.2 < size / value < 5 and size != value]
+    return f"{near[0]} {factor}" if len(near) == 1 else factor
+
+
+def _configured(report: Report, names: Mapping[str, Any]) -> list[FindingRow]:
+    """Where a report names few settings: the first that makes a symptom of this kind, as a suspicion."""
+    kind = _kind(names)
+    given = [(key, value) for key, value in leaves(report.config) if str(value).casefold() not in UNSET]
+    if kind in VAGUE:
+        return []
+    known = [(key, value, one) for key, value in given if (one := switch(f"{key}={value}")) and kind in one.seen]
+    if not known or len(given) > FEW:
+        return []
+    key, value, one = known[0]
+    message = f"{one.name} ({key} = {value}) is the likeliest: {one.seen[kind]}"
+    return [_told("report_setting", message, None, "run the same without it, all else equal", LIKELIEST)]
+
+
 def _composed(one: Located) -> FindingRow:
+    confidence = LOCATED if one.weak else round(min(0.55 + 0.07 * one.weight, 0.65), 2)
+    return _told(one.id, one.message, [f"“{one.clause}”"], one.next_step, confidence)
+
+
+def _told(identity: str, message: str, evidence: list[str] | None, next_step: str, confidence: float) -> FindingRow:
+    """What a report itself says, as a finding."""
     return FindingRow(
-        id=one.id, scope="run", order=ORDER, verdict="fail", severity="error", message=one.message,
-        evidence=[f"“{one.clause}”"], next_step=one.next_step, confidence=round(min(0.55 + 0.07 * one.weight, 0.65), 2),
+        id=identity, scope="run", order=ORDER, verdict="fail", severity="error", message=message[0].upper() + message[1:],
+        evidence=evidence, next_step=next_step, confidence=confidence,
     )  # fmt: skip
 
 

@@ -70,6 +70,8 @@ DERIVED: tuple[tuple[str, Callable[[Facts], Any]], ...] = (
     ("world", _world),
     ("actor_world", lambda f: f["actor_nodes"] * f["actor_gpus_per_node"]),
     ("dp", _dp),
+    ("micro", lambda f: max(1, f["micro_all_ranks"] // f["world"])),
+    ("logprob_micro", lambda f: max(1, f["logprob_micro_all_ranks"] // f["world"])),
     # batches: [prompts] -> [prompts*G] -> a rank's share -> micro-batches
     ("samples_step", lambda f: f["prompts"] * f["group"]),
     ("mini_samples", lambda f: f["mini"] * f["group"]),
@@ -102,7 +104,8 @@ DERIVED: tuple[tuple[str, Callable[[Facts], Any]], ...] = (
     ("states_gib", lambda f: _state_bytes(f) * f["params_b"] * 1e9 / GIB),
     ("trained_gib", lambda f: (2 if f.get("estimator") in ("gae", "ppo") else 1) * f["states_gib"]),
     ("moments_gib", lambda f: 8 * f["params_b"] * 1e9 / f["state_ranks"] / GIB),
-    # logits [tokens, V/tp]
+    # logits [tokens, V/tp]; a text model whose name is not known has some 128,000 entries or more
+    ("vocab", lambda f: 128_000 if f["params_b"] and not f.get("moe") else None),
     ("vocab_share", lambda f: f["vocab"] // f.get("tp", 1)),
     ("alloc_gib", lambda f: f["alloc_bytes"] / GIB),
     ("alloc_tokens", _tokens_of_allocation(4)),
@@ -124,6 +127,8 @@ DERIVED: tuple[tuple[str, Callable[[Facts], Any]], ...] = (
     ("allocated_fall", lambda f: f["allocated_first"] - f["allocated_last"]),
     # rows that go with their group: 1 - (1 - p)^n
     ("group_loss", lambda f: 1 - (1 - f["failure_rate"]) ** f["group"]),
+    ("serial_s", lambda f: f["samples_step"] * f["call_s"]),
+    ("kl_off", lambda f: f.get("kl_coef") == 0 or f.get("use_kl_loss") is False or None),
     ("count_gap", lambda f: abs(f["count_one"] - f["count_other"])),
     ("logprob_logits_gib", lambda f: f["logprob_micro"] * f["logits_gib"]),
     ("micro_logits_gib", lambda f: f["micro"] * f["logits_gib"]),

@@ -8,13 +8,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from flowledger.diagnose.reports.arithmetic import DERIVED
+from flowledger.diagnose.reports.clauses import without_contrasts
 from flowledger.diagnose.reports.keys import facts_by_key, facts_in_words
-from flowledger.diagnose.reports.machines import hardware, model
+from flowledger.diagnose.reports.machines import hardware, model, ranks
+from flowledger.diagnose.reports.prose import facts_in_prose
 from flowledger.diagnose.reports.report import Report, leaves
 from flowledger.diagnose.reports.series import facts_of_ranks, facts_of_runs
 
 MISSING = re.compile(
-    r"KeyError: ?['\"]?([\w.]+)|no attribute ['\"]?([\w.]+)|\b(\w+_\w+) (?:is required in|does not exist|is missing|is None)"
+    r"KeyError: ?['\"]?([\w.]+)|(?<!'list' object has )(?<!'tuple' object has )(?<!'dict' object has )(?<!'str' object has )no attribute ['\"]?([\w.]+)|\b(\w+_\w+) (?:is required in|does not exist|is missing|is None|not (?:found )?in (?:the )?(?:batch|dict|td|tensordict))"
 )
 UNEQUAL_ONE = re.compile(r"^\s*(!=|≠|<>|not)\s*1(\.0*)?\s*$")
 BELOW_ONE = re.compile(r"^\s*<\s*1(\.0*)?\s*$")
@@ -24,8 +26,9 @@ ABOVE_ONE = re.compile(r"^\s*>\s*1(\.0*)?\s*$")
 def facts_of(report: Report) -> dict[str, Any]:
     """Facts by name: of keys first, then of sentences, of the hardware and the model, then what follows from them."""
     facts: dict[str, Any] = {
-        **model(report.model), **hardware(report.hardware), **facts_in_words(report.said()), **facts_by_key(report),
-        **facts_of_ranks(report.measured), **facts_of_runs(report.measured), **_compared(report),
+        **model(report.model), **ranks(without_contrasts(report.said())), **hardware(report.hardware), **facts_in_prose(report.said()),
+        **facts_in_words(report.said()), **facts_by_key(report),
+        **facts_of_ranks(report.measured), **facts_of_runs(report.measured), **_compared(report), **report.planned,
     }  # fmt: skip
     if missing := MISSING.search(report.said()):
         facts["missing_name"] = next(name for name in missing.groups() if name)

@@ -41,9 +41,9 @@ def facts_by_key(report: Report) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for raw, value in (*leaves(report.config), *leaves(report.measured)):
         for key in _matches(raw, report.framework):
-            parsed = _parsed(value, key.kind)
-            if parsed is not None:
-                found.setdefault(key.name, parsed)
+            read = parsed(value, key.kind)
+            if read is not None:
+                found.setdefault(key.name, read)
                 break
     return found
 
@@ -68,13 +68,13 @@ def number(words: object) -> float | int | None:
     if isinstance(words, int | float):
         return words
     match = re.fullmatch(
-        r"([-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?)\s*(gib|gb|mib|mb|bytes|k)?", str(words).strip(), re.IGNORECASE
+        r"([-+]?[\d,]*\.?\d+(?:e[-+]?\d+)?)\s*(gib|gb|mib|mb|bytes|k|%)?", str(words).strip(), re.IGNORECASE
     )
     if match is None:
         return None
     value = float(match[1].replace(",", ""))
     unit = (match[2] or "").lower()
-    value = value * 1024 if unit == "k" else value * UNITS.get(unit, 1.0)
+    value = value * (1024 if unit == "k" else 0.01 if unit == "%" else UNITS.get(unit, 1.0))
     return int(value) if value.is_integer() and abs(value) < 2**53 else value
 
 
@@ -84,7 +84,8 @@ def switch(words: object) -> bool | None:
     return True if text.startswith(TRUE) else False if text.startswith(FALSE) else None
 
 
-def _parsed(value: object, kind: str) -> Any:
+def parsed(value: object, kind: str) -> Any:
+    """A value of a kind (number, switch, word, list); None for what is none."""
     if kind == "switch":
         return switch(value)
     if kind == "word":
@@ -107,17 +108,18 @@ def _plain(key: str) -> str:
 
 
 @cache
-def _rows() -> list[Mapping[str, Any]]:
+def rows() -> list[Mapping[str, Any]]:
+    """The rows of `keys.toml`."""
     text = files("flowledger.diagnose.reports").joinpath("keys.toml").read_text(encoding="utf-8")
-    rows: list[Mapping[str, Any]] = tomllib.loads(text)["fact"]
-    return rows
+    found: list[Mapping[str, Any]] = tomllib.loads(text)["fact"]
+    return found
 
 
 @cache
 def _endings() -> tuple[Key, ...]:
     found = [
         Key(name=row["name"], ending=_plain(ending), kind=row.get("kind", "number"), only=row.get("only", ""))
-        for row in _rows()
+        for row in rows()
         for ending in row["keys"]
     ]
     return tuple(sorted(found, key=lambda key: (-len(key.ending), not key.only)))
@@ -125,7 +127,7 @@ def _endings() -> tuple[Key, ...]:
 
 @cache
 def _asks() -> Mapping[str, str]:
-    return {row["name"]: row["ask"] for row in reversed(_rows()) if "ask" in row}
+    return {row["name"]: row["ask"] for row in reversed(rows()) if "ask" in row}
 
 
 @cache

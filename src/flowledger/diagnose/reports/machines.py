@@ -28,29 +28,31 @@ FAMILIES = (
 
 def hardware(words: str) -> dict[str, Any]:
     """`world`, `gpu_gib`, `host_gib`, as far as the words say."""
-    found: dict[str, Any] = {}
-    for pattern in COUNTS:
-        match = re.search(pattern, words, re.IGNORECASE)
-        if match:
-            found["world"] = int(match[1]) * (int(match[2]) if match.lastindex == 2 else 1)
-            break
+    found: dict[str, Any] = {**ranks(words)}
     host = HOST.search(words)
     if host:
         found["host_gib"] = float(host[1])
-    memory = _memory(words)
-    return {**found, "gpu_gib": memory} if memory else found
+    name, memory = _device(words)
+    found |= {"gpu_gib": memory} if memory else {}
+    return {**found, "gpu_name": name} if name else found
 
 
-def _memory(words: str) -> float | None:
-    """What one device has, in GiB: of the catalogue where the name is known, else the size beside it."""
+def ranks(words: str) -> dict[str, int]:
+    """`world`: how many GPUs there are in all."""
+    match = next((found for one in COUNTS if (found := re.search(one, words, re.IGNORECASE))), None)
+    return {"world": int(match[1]) * (int(match[2]) if match.lastindex == 2 else 1)} if match else {}
+
+
+def _device(words: str) -> tuple[str | None, float | None]:
+    """The device as the catalogue has it, and its memory in GiB: where the name is not known, the size that stands beside it."""
     named, sized = GPU.search(words), SIZED.search(HOST.sub("", words))
     for name in (f"{named[1]} {sized[1]}GB" if named and sized else "", named[1] if named else ""):
         try:
             if name:
-                return round(gpu(name).memory_bytes / GIB, 2)
+                return gpu(name).name, round(gpu(name).memory_bytes / GIB, 2)
         except BadInput:
             continue
-    return float(sized[1]) if sized and 8 <= float(sized[1]) <= 300 else None
+    return None, float(sized[1]) if sized and 8 <= float(sized[1]) <= 300 else None
 
 
 def model(words: str) -> dict[str, Any]:
@@ -59,7 +61,7 @@ def model(words: str) -> dict[str, Any]:
     if row is not None:
         return {
             "params_b": (row.published or 0) / 1e9 or _parameters(words), "vocab": row.vocab, "heads": row.heads,
-            "kv_heads": row.kv_heads, "layers": row.layers, "hidden": row.hidden, "head_dim": row.head_dim,
+            "kv_heads": row.kv_heads, "model_name": row.name, "layers": row.layers, "hidden": row.hidden, "head_dim": row.head_dim,
             "moe": row.moe is not None, **({"experts": row.moe.experts} if row.moe else {}),
         }  # fmt: skip
     found: dict[str, Any] = {"params_b": _parameters(words)}

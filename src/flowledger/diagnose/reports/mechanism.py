@@ -12,7 +12,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-CLAUSE = re.compile(r"(?<=[.;!?])\s+|\n+|;\s*|:\s+(?=[a-zA-Z])")
+from flowledger.diagnose.reports.clauses import sentences
+
 SUPPOSED = re.compile(
     r"\b(?:suspect|maybe|perhaps|guess|believe[sd]?|think[s]?|hypothes|might|possibly|wonder|unclear|seems?)",
     re.IGNORECASE,
@@ -22,7 +23,8 @@ SETTING = "report_dead_setting"  # where a name of the code is enough of an obje
 CODE = 10  # how much farther a name of the code counts than an object that is known
 LONGEST = 240  # characters of a clause that are shown
 IDENTIFIER = re.compile(r"\b(?:[a-z]+\w*_\w+|[A-Z]\w*[a-z][A-Z]\w*)\b")
-FARTHEST = 90  # characters between a failure and the object it is said of
+MOST = 4  # objects that are named
+FARTHEST = 110  # characters between a failure and the object it is said of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,51 +34,54 @@ class Failure:
     context: re.Pattern[str]  # must stand somewhere in the symptom
     says: str
     next_step: str
+    weak: bool  # it says that something is wrong with an object, not how
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
-    """What one clause says."""
+    """What one sentence says."""
 
     id: str
     message: str
     next_step: str
     clause: str
     weight: float  # how much of object, failure and stage stands together
+    weak: bool
 
 
 def located(text: str, keys: Iterable[str] = ()) -> list[Located]:
-    """What the clauses of a symptom locate, the fullest first. `keys`: settings, which are named where a clause names them."""
+    """What the sentences of a symptom locate, the fullest first. `keys`: settings, which are named where a sentence names them."""
     tails = {tail for key in keys if len(tail := re.split(r"[./]|--", key)[-1].replace("-", "_")) > 5}
-    found = [one for clause in _clauses(text) for one in _of_clause(clause, text, tails)]
+    found = [one for clause in _clauses(text) if (one := _of_clause(clause, text, tails))]
     return sorted(found, key=lambda one: -one.weight)
 
 
 def _clauses(text: str) -> Iterator[str]:
-    for clause in CLAUSE.split(text[:20000]):
-        if len(clause.strip()) >= SHORTEST and not SUPPOSED.search(clause):
-            yield clause.strip()
+    for clause in sentences(text):
+        if len(clause) >= SHORTEST and not SUPPOSED.search(clause):
+            yield clause
 
 
-def _of_clause(clause: str, text: str, tails: set[str]) -> Iterator[Located]:
-    for rank, failure in enumerate(_table()[0]):
-        match = failure.pattern.search(clause)
-        if match is None or not failure.context.search(text):
-            continue
-        objects = [
-            *sorted(tail for tail in tails if tail in clause.replace("-", "_")),
-            *_near(clause, match, failure.id == SETTING),
-        ]
-        if not objects:
-            continue
+def _of_clause(clause: str, text: str, tails: set[str]) -> Located | None:
+    """The failures of a sentence, strong ones first, said of the objects near the first of them."""
+    hits = [(one, match) for one in _table()[0] if (match := one.pattern.search(clause)) and one.context.search(text)]
+    for failure, match in hits:
+        named = sorted(tail for tail in tails if tail in clause.replace("-", "_"))
+        objects = [*named, *_near(clause, match, failure.id == SETTING)][:MOST]
         stage = next((says for says, pattern in _table()[2] if pattern.search(clause)), "")
-        message = f"{' / '.join(objects[:2])}{f', {stage}' if stage else ''}: {failure.says}"
+        if not objects or (failure.weak and len(objects) < 2):
+            continue
+        also = next(
+            (one.says for one, _ in hits if one is not failure and one.weak == failure.weak and not one.weak), ""
+        )
+        message = f"{' / '.join(objects)}{f', {stage}' if stage else ''}: {failure.says}{f'; {also}' if also else ''}"
         shown = clause if len(clause) <= LONGEST else clause[: LONGEST - 1] + "…"
-        yield Located(
+        return Located(
             id=failure.id, message=f"{message[0].upper()}{message[1:]}. The report says: “{shown.rstrip('.')}”",
-            next_step=failure.next_step, clause=clause, weight=1.0 + 0.3 * bool(stage) - 0.01 * rank,
+            next_step=failure.next_step, clause=clause, weak=failure.weak,
+            weight=1.0 - failure.weak + 0.2 * bool(stage) + 0.1 * len(objects) + 0.1 * bool(also),
         )  # fmt: skip
-        return
+    return None
 
 
 def _near(clause: str, match: re.Match[str], alone: bool) -> list[str]:
@@ -112,6 +117,7 @@ def _table() -> tuple[list[Failure], list[tuple[str, re.Pattern[str]]], list[tup
             context=_any([row.get("with", "")]),
             says=row["says"],
             next_step=row["next"],
+            weak=row.get("weak", False),
         )
         for row in rows["failure"]
     ]

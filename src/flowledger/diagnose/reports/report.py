@@ -15,6 +15,7 @@ class Report:
     config: Mapping[str, Any] = field(default_factory=dict)
     symptom: str = ""
     measured: Mapping[str, Any] = field(default_factory=dict)
+    planned: Mapping[str, Any] = field(default_factory=dict)  # facts that a plan of it came to, where one was made
 
     def said(self) -> str:
         """What the reporter wrote of the symptom, and what stands as text among the numbers."""
