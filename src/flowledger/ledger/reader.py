@@ -20,6 +20,7 @@ from flowledger.ledger.directory import Process, RunDirectory, open_run
 from flowledger.ledger.manifest import value_at
 from flowledger.ledger.rows import PART_COLUMNS, ROWS, Row, columns
 
+MOST_AT_ONCE = 2_000  # rows of one insertion
 MOST_ROWS = 1_000_000  # of one answer to a user's query
 READ_ONLY = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
 Params = Sequence[Any] | Mapping[str, Any]
@@ -125,15 +126,14 @@ class Ledger:
                 self.mesh[axis] = max(self.mesh.get(axis, 1), at + 1)
 
     def _insert(self, table: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Rows into a table, all at once: one by one they take a hundred times as long."""
-        if not rows:
-            return
+        """Rows into a table, many at once: one by one they take a hundred times as long."""
         types = {name: kind for name, kind, *_ in self._connection.execute(f"DESCRIBE {table}").fetchall()}
-        picked = [{name: row.get(name) for name in types} for row in rows]
-        self._connection.execute(
-            f"INSERT INTO {table} SELECT unnest(row) FROM (SELECT unnest(from_json(?, ?)) AS row)",
-            [msgspec.json.encode(picked).decode(), msgspec.json.encode([types]).decode()],
-        )
+        for at in range(0, len(rows), MOST_AT_ONCE):
+            picked = [{name: row.get(name) for name in types} for row in rows[at : at + MOST_AT_ONCE]]
+            self._connection.execute(
+                f"INSERT INTO {table} SELECT unnest(row) FROM (SELECT unnest(from_json(?, ?)) AS row)",
+                [msgspec.json.encode(picked).decode(), msgspec.json.encode([types]).decode()],
+            )
 
     def settle(self, *views: str) -> None:
         """Work views out once, in this order, where they are asked for again and again: their rows cannot change any more."""
@@ -168,7 +168,8 @@ class Ledger:
                 f"DELETE FROM {told} WHERE list_contains(?::BIGINT[], coalesce(step, -1))",
                 [[-1 if step is None else step for step in steps]],
             )
-        self._insert(told, [{"run": self.run, "source": "record", **row} for row in rows])
+        self._insert(told, rows)
+        self._connection.execute(f"UPDATE {told} SET run = ?, source = 'record' WHERE run IS NULL", [self.run])
 
     def _load(self, row: type[Row], *, fill: bool) -> None:
         """One table from all its files. Where it is compacted its parts say the same, and are left alone."""

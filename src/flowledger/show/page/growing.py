@@ -157,9 +157,9 @@ class Growing:
 
     def document(self, lang: str) -> dict[str, Any]:
         """The page as it opens: its first view, and what there is to choose from in all others."""
+        if self._book is None:  # which may take a while: nobody waits for that
+            return waiting(self.path, lang)
         with self._lock:
-            if self._book is None:
-                return waiting(self.path, lang)
             views = {view.name: self._choices(view.name) for view in VIEWS}
             first = VIEWS[0].name
             views[first]["at"] = dict([self.part(first, Choice())])
@@ -179,9 +179,9 @@ class Growing:
 
     def part(self, name: str, at: Choice) -> tuple[str, dict[str, Any]]:
         """(key, data) of a part of a view; of its first one where nothing is chosen."""
+        if self._book is None or self._reading is None:
+            return at.key, nothing_yet(self.path)
         with self._lock:
-            if self._book is None or self._reading is None:
-                return at.key, nothing_yet(self.path)
             reading = self._reading
 
             def make(book: Book) -> dict[str, Any]:

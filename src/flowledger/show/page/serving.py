@@ -1,5 +1,6 @@
 """The server that keeps the live page up: a process of its own, so that neither it nor the alarms beside it hold the other up."""
 
+import gc
 import os
 import signal
 import socket
@@ -68,6 +69,9 @@ def serve(served: Served, door: Door, listening: socket.socket, wait: Callable[[
         wait()
         end()
 
+    gc.set_threshold(
+        100_000, 50, 50
+    )  # a tally has a million objects without a cycle, and rows come by the ten thousand
     signal.signal(signal.SIGTERM, end)
     threading.Thread(target=ended, daemon=True).start()
     server.run(sockets=[listening])

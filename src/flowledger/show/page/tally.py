@@ -76,10 +76,14 @@ class Tally:
 
     def latest(self) -> Row | None:
         """The last step that is whole, with its seconds; else the last that has any."""
-        times = self.times
-        timed = [step for step in times.steps()[-8:] if times.of(step).seconds is not None]
-        whole = [step for step in timed if not times.of(step).cut]
-        return self.step_seconds((whole or timed)[-1:])[0] if timed else None
+        timed = None
+        for step in reversed(self.times.steps()[-8:]):
+            found = self.times.of(step)
+            if found.seconds is not None:
+                timed = step if timed is None else timed
+                if not found.cut:
+                    return {"step": step, "seconds": found.seconds}
+        return None if timed is None else self.step_seconds([timed])[0]
 
     def read_share(self) -> float:
         """How much of what is there has been read."""

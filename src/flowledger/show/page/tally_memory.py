@@ -60,16 +60,16 @@ class _Told:
     def __init__(self, first: Reading) -> None:
         self.first = first
         self.t_ns = first.t_ns
-        self.total: Reading | None = None
-        self.kinds: dict[str, int] = {}
-        self.limit: int | None = None
-        self.used: tuple[int | None, int | None] = None, None  # of the device, of the host
+        self.total: Reading | None = first if first.kind == "total" else None
+        self.kinds: dict[str, int] = {} if self.total or first.allocated is None else {first.kind: first.allocated}
+        self.limit = first.limit
+        self.used = first.device_used, first.host_used
 
     def add(self, row: Reading) -> None:
+        """One row more of the same reading."""
         self.t_ns = max(self.t_ns, row.t_ns)
-        if row.limit is not None or row.device_used is not None or row.host_used is not None:
-            self.limit = _most(self.limit, row.limit)
-            self.used = _most(self.used[0], row.device_used), _most(self.used[1], row.host_used)
+        self.limit = _most(self.limit, row.limit)
+        self.used = _most(self.used[0], row.device_used), _most(self.used[1], row.host_used)
         if row.kind == "total":
             self.total = row if self.total is None else _joined(self.total, row)
         elif row.allocated is not None:
@@ -79,7 +79,10 @@ class _Told:
     def order(self) -> Order | None:
         """Live tensors where they were watched stand before the allocator; None where it is no candidate for a peak."""
         allocated = None if self.total is None else self.total.allocated
-        known = sum(size for kind, size in self.kinds.items() if kind in PARTS) if self.kinds else -1
+        if not self.kinds:
+            return None if allocated is None else (self.first.instant == "peak", allocated, -1, -self.t_ns)
+        parts = [size for kind, size in self.kinds.items() if kind in PARTS]
+        known = sum(parts) if parts else -1
         is_peak = self.first.instant == "peak"
         size = known if allocated is None and is_peak and known >= 0 else allocated
         return None if size is None else (is_peak, size, known, -self.t_ns)
@@ -114,7 +117,8 @@ class Memory:
             told = readings.get(place)
             if told is None:
                 told = readings[place] = _Told(row)
-            told.add(row)
+            else:
+                told.add(row)
             if row.kind == "total":
                 self.changed.add(number)
                 stage = self._stage(number, row.stage)

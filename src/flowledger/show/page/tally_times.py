@@ -80,6 +80,7 @@ class Times:
         self.late = 0  # rows of steps that were closed already
         self._who: list[Who] = []
         self._open: dict[int, _Step] = {}
+        self._known: dict[int, StepTimes] = {}  # of open steps, until a row of theirs comes
         self._done: dict[int, StepTimes] = {}
         self._last = -1
         self._walkers: set[str | None] = set()  # roles of which some process walks steps
@@ -128,6 +129,7 @@ class Times:
             self._open[number] = _Step(len(self._who))
             self._last = max(self._last, number)
         self.changed.add(number)
+        self._known.pop(number, None)
         return self._open[number]
 
     def _walk(self, step: _Step, number: int, process: int, row: Span, apart: int) -> None:
@@ -147,7 +149,9 @@ class Times:
         stages = max((len(step.places) for step in self._open.values()), default=0)
         room = max(LEAST_OPEN, ROOM // max(1, len(self._who) * (OF_STEP + OF_STAGE * stages)))
         for number in [one for one in self._open if one <= self._last - room]:
-            self._done[number] = self._made(self._open.pop(number))
+            self._done[number] = self.of(number)
+            self._known.pop(number)
+            del self._open[number]
 
     def steps(self) -> list[int]:
         """Every step of which there is something."""
@@ -158,7 +162,11 @@ class Times:
 
     def of(self, step: int) -> StepTimes:
         """A step as it stands."""
-        return self._done[step] if step in self._done else self._made(self._open[step])
+        if step in self._done:
+            return self._done[step]
+        if step not in self._known:
+            self._known[step] = self._made(self._open[step])
+        return self._known[step]
 
     def by_process(self, step: int) -> Iterator[tuple[int, Place, float | None]]:
         """(process, role and stage, seconds if it has ended) of one of the latest steps; nothing of earlier ones."""
