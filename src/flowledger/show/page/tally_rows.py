@@ -58,14 +58,14 @@ class Number(msgspec.Struct, gc=False):
     recomputed: bool = False
 
 
-DECODERS = {
+DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     "spans": msgspec.json.Decoder(Span), "memory": msgspec.json.Decoder(Reading), "metrics": msgspec.json.Decoder(Number),
 }  # fmt: skip
 
 
 def decoded(table: str, lines: bytes) -> list[Any]:
     """The rows of whole lines; torn ones are left out."""
-    decoder: msgspec.json.Decoder[Any] = DECODERS[table]
+    decoder = DECODERS[table]
     try:
         return decoder.decode_lines(lines)
     except msgspec.MsgspecError:
