@@ -7,6 +7,10 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("patient", deadline=None)  # what else runs on a machine makes no example wrong
+settings.load_profile("patient")
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 collect_ignore = ["frameworks"]  # unless named: they need environments of their own, see `make test-frameworks`

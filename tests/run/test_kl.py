@@ -29,8 +29,9 @@ def test_value_and_gradient_equal_verls(case: str, form: str) -> None:
     log_prob = golden(f"{case}/in/log_prob").clone().requires_grad_()
     made = KL_FORMS[form](log_prob - golden(f"{case}/in/ref_log_prob"))
     made.sum().backward()
-    torch.testing.assert_close(made.detach(), golden(f"{case}/kl/{form}/out"), rtol=1e-6, atol=1e-8)
-    torch.testing.assert_close(log_prob.grad, golden(f"{case}/kl/{form}/grad"), rtol=1e-6, atol=1e-8)
+    # exp(d) - d - 1 of a small d: what is left of numbers near 1, whose last place (1.2e-7) processors round differently.
+    torch.testing.assert_close(made.detach(), golden(f"{case}/kl/{form}/out"), rtol=1e-6, atol=2.5e-7)
+    torch.testing.assert_close(log_prob.grad, golden(f"{case}/kl/{form}/grad"), rtol=1e-6, atol=2.5e-7)
 
 
 def test_the_vectors_hold_every_form() -> None:

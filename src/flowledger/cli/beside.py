@@ -14,6 +14,16 @@ Rows = list[dict[str, Any]]
 SHOWN = 20  # lines of evidence
 
 
+def fits(ledger: "Ledger", planned: "Ledger") -> None:
+    """Raises BadInput for a plan of another job: another framework, or another model."""
+    from flowledger.diagnose.common_ground import of_one_job
+    from flowledger.diagnose.orders.kept import planned_of
+
+    told = planned_of(planned)
+    if told is not None and ledger.directory.manifest.level != "plan":  # else `beside` says more
+        of_one_job(told, ledger)
+
+
 def beside(ledger: "Ledger", planned: "Ledger | None") -> tuple[Rows, Rows]:
     """(rows of plan and run, findings). Both are empty where there is only one of the two.
 

@@ -1,7 +1,9 @@
 """What `show RUN --html`, `--png` and `watch RUN --serve` put into a page: the run, the plan beside it, and what is said of them."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from errno import EISDIR
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,9 @@ BENEATH = (
 
 def write_html(run: Path, out: Path, *, plan: Path | None, lang: str) -> int:
     """The page of a run as one file; its size in bytes. Raises BadInput where it cannot be read or written."""
+    from flowledger.ledger.directory import spared
+
+    spared(run, out)
     with book_of(run, plan) as book:
         return _write(book, out, lang)
 
@@ -33,8 +38,10 @@ def write(ledger: "Ledger", out: Path) -> int:
 
 def write_png(run: Path, folder: Path, *, plan: Path | None, lang: str) -> "list[Path]":
     """The page's charts as pictures in a folder; the files written. Raises BadInput where nothing can be drawn or written."""
+    from flowledger.ledger.directory import spared
     from flowledger.show.page import png
 
+    spared(run, folder)
     with book_of(run, plan) as book:
         return png.write(book, folder, lang)
 
@@ -45,15 +52,31 @@ def _write(book: "Book", out: Path, lang: str) -> int:
 
     made = html.page(document(book, lang)).encode()
     try:
-        out.write_bytes(made)
-    except OSError as error:
-        raise BadInput(f"cannot write {out}: {error.strerror}") from None
+        _replace(out.resolve(), made)
+    except (OSError, ValueError) as error:
+        raise BadInput(f"cannot write {out}: {getattr(error, 'strerror', None) or error}") from None
     return len(made)
+
+
+def _replace(target: Path, made: bytes) -> None:
+    """Write a file whole or not at all: where the disk is full, the one that was there stays."""
+    if target.is_dir():
+        raise IsADirectoryError(EISDIR, "it is a directory; name a file in it")
+    if target.exists() and not target.is_file():  # a pipe or a device is written to
+        target.write_bytes(made)
+        return
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        aside.write_bytes(made)
+        aside.replace(target)
+    finally:
+        aside.unlink(missing_ok=True)
 
 
 @contextmanager
 def book_of(run: Path, plan: Path | None) -> "Iterator[Book]":
     """The run opened, with everything that is said of it."""
+    from flowledger.cli.beside import fits
     from flowledger.ledger.reader import Ledger
 
     with Ledger(run) as ledger:
@@ -61,6 +84,7 @@ def book_of(run: Path, plan: Path | None) -> "Iterator[Book]":
             yield book(ledger, None)
             return
         with Ledger(plan) as planned:
+            fits(ledger, planned)
             yield book(ledger, planned)
 
 
@@ -130,7 +154,7 @@ def metrics(ledger: "Ledger") -> "list[Metric]":
                 name=name, unit=known.unit if known else "", level=known.level if known else "",
                 means=text(known.definition, known.definition_zh) if known else None,
                 healthy=known.healthy if known else None, values=series.by_step(name),
-                recomputed=name in series.recomputed,
+                recomputed=series.is_recomputed(name),
             )
         )  # fmt: skip
     return found

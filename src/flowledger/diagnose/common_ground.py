@@ -25,6 +25,15 @@ class Setting(NamedTuple):
 
 def check(planned: Planned, ledger: Ledger) -> None:
     """Raises BadInput where the two are not of one job: another framework or model; or where nothing was recorded."""
+    of_one_job(planned, ledger)
+    if not ledger.rows("SELECT step FROM spans WHERE step IS NOT NULL AND source <> 'plan' LIMIT 1"):
+        failed = ledger.rows("SELECT message FROM findings WHERE verdict = 'fail' LIMIT 1")
+        why = f"; {failed[0]['message']}" if failed else ""
+        raise BadInput(f"{ledger.directory.path} has no step to compare with the plan{why}")
+
+
+def of_one_job(planned: Planned, ledger: Ledger) -> None:
+    """Raises BadInput where a run is of another framework or model than the plan, or is a plan itself."""
     path, manifest = ledger.directory.path, ledger.directory.manifest
     if manifest.level == "plan":
         raise BadInput(f"{path} is a plan that was written down, not a run; give a run that was recorded")
@@ -34,10 +43,6 @@ def check(planned: Planned, ledger: Ledger) -> None:
         )
     if other := [f"{name} is {a} in the plan and {b} in the run" for name, a, b in _symbols(planned, manifest, MODEL)]:
         raise BadInput(f"plan and run are of different models: {', '.join(other)}; plan with the run's model (--model)")
-    if not ledger.rows("SELECT step FROM spans WHERE step IS NOT NULL AND source <> 'plan' LIMIT 1"):
-        failed = ledger.rows("SELECT message FROM findings WHERE verdict = 'fail' LIMIT 1")
-        why = f"; {failed[0]['message']}" if failed else ""
-        raise BadInput(f"{path} has no step to compare with the plan{why}")
 
 
 def parted(planned: Planned, manifest: Manifest) -> list[Setting]:

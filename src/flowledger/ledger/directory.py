@@ -18,6 +18,7 @@ from flowledger.ledger.manifest import Process as Launcher
 from flowledger.ledger.rows import ROWS, SCHEMA_VERSION
 
 MANIFEST = "manifest.json"
+FOLDERS = ("parts", "plan", "compacted")  # of a run, beside its manifest and its tables
 
 _WHY = {
     errno.EACCES: "permission denied; choose a place that you may write to with -o",
@@ -150,6 +151,18 @@ def open_run(path: Path | str) -> RunDirectory:
         return RunDirectory(path, msgspec.json.decode(raw, type=Manifest))
     except msgspec.MsgspecError as error:
         raise BadInput(f"{path / MANIFEST} is not a manifest: {error}") from None
+
+
+def spared(run: Path, out: Path) -> None:
+    """Refuse a target that is a file of the run itself, or lies among them. Raises BadInput; any other name in its directory is free."""
+    place = Path(os.path.realpath(run))
+    folders = [Path(os.path.realpath(place / name)) for name in FOLDERS]
+    tables = {Path(os.path.realpath(file)) for file in (place / MANIFEST, *place.glob("*.parquet"))}
+    # where a link leads to, and where the link itself stands
+    for target in (Path(os.path.realpath(out)), Path(os.path.realpath(out.parent)) / out.name):
+        beside = target.parent == place and (target.name == MANIFEST or target.suffix == ".parquet")
+        if beside or target in tables or any(target.is_relative_to(folder) for folder in folders):
+            raise BadInput(f"{out} is a file of the run; choose another place")
 
 
 def write_aside(path: Path, content: bytes) -> None:

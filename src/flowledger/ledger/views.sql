@@ -134,8 +134,8 @@ WITH wide AS (
     GROUP BY run, source, process, step, stage, phase, epoch, mini_batch, micro_batch, instant),
 explained AS (
     SELECT *, CASE WHEN coalesce(param, grad, optimizer, activation, kv_cache, comm_buffer, temporary, batch) IS NOT NULL
-        THEN coalesce(param, 0) + coalesce(grad, 0) + coalesce(optimizer, 0) + coalesce(activation, 0)
-            + coalesce(kv_cache, 0) + coalesce(comm_buffer, 0) + coalesce(temporary, 0) + coalesce(batch, 0) END AS known
+        THEN TRY_CAST(coalesce(param, 0)::HUGEINT + coalesce(grad, 0) + coalesce(optimizer, 0) + coalesce(activation, 0)
+            + coalesce(kv_cache, 0) + coalesce(comm_buffer, 0) + coalesce(temporary, 0) + coalesce(batch, 0) AS BIGINT) END AS known
     FROM wide)
 SELECT run, source, process, rank, step, stage, phase, epoch, mini_batch, micro_batch, instant, t_ns, param, grad,
     optimizer, activation, kv_cache, comm_buffer, temporary, batch, coalesce(allocated - known, stated_residue) AS residue,
@@ -267,7 +267,7 @@ LEFT JOIN flow_tensors ON grouped.tensor_name = flow_tensors.tensor_name
 LEFT JOIN flow_forms ON grouped.tensor_name = flow_forms.tensor_name AND grouped.dims = flow_forms.dims
 LEFT JOIN flow_stages ON grouped.stage = flow_stages.stage
 ORDER BY flow_stages.position NULLS LAST, grouped.stage, role, phase_position(phase), is_read DESC,
-    flow_tensors.position NULLS LAST, grouped.tensor_name, grouped.dims;
+    flow_tensors.position NULLS LAST, grouped.tensor_name, grouped.dims, ndim, source;
 
 CREATE VIEW shapes AS FROM shapes_at(NULL);
 
@@ -356,7 +356,8 @@ FROM lifetimes LEFT JOIN flow_tensors USING (tensor_name) LEFT JOIN flow_stages 
 WHERE which_step IS NULL OR step = which_step
 GROUP BY run, source, role, lifetimes.tensor_name, kind, born_at, lifetimes.readers, last_read_at, freed_at, declared_freed_by,
     lifetime, holder, outlives, flow_stages.position, flow_tensors.position
-ORDER BY flow_stages.position NULLS FIRST, born_at, flow_tensors.position NULLS LAST, bytes DESC;
+ORDER BY flow_stages.position NULLS FIRST, born_at, flow_tensors.position NULLS LAST, bytes DESC, lifetimes.tensor_name, role, freed_at,
+    last_read_at, holder, source, lifetimes.readers;
 
 CREATE VIEW lifetime_table AS FROM lifetimes_at(NULL);
 
@@ -470,7 +471,7 @@ WITH mine AS (
     WHERE advantage IS NOT NULL AND sample_id NOT IN (SELECT sample_id FROM samples WHERE dropped_reason IS NOT NULL)),
 work AS (
     SELECT mine.run, mine.source, process, mine.rank, mine.step, mine.stage, count(*) AS samples,
-        sum(prompt_length + response_length)::BIGINT AS tokens, sum((prompt_length + response_length)::BIGINT ** 2)::BIGINT AS length_squares,
+        sum(prompt_length + response_length)::BIGINT AS tokens, TRY_CAST(sum((prompt_length + response_length)::DOUBLE ** 2) AS BIGINT) AS length_squares,
         max(prompt_length + response_length) AS longest
     FROM mine JOIN samples_merged AS lengths ON mine.run = lengths.run AND mine.source = lengths.source AND mine.sample_id = lengths.sample_id
     GROUP BY mine.run, mine.source, process, mine.rank, mine.step, mine.stage),

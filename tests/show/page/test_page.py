@@ -135,3 +135,12 @@ def test_values_are_written_as_a_terminal_writes_them(opened: Open, made: Made, 
         f"cases => {{ {code} return cases.map(([form, value]) => module_forms.written(value, form)); }}", cases
     )
     assert written == [words.written(value, form) for form, value in cases]
+
+
+def test_the_plan_of_another_job_is_refused(recorded: Path, planned: Path, tmp_path: Path) -> None:
+    from flowledger.cli.page import write_html
+    from flowledger.flow.errors import BadInput
+
+    with pytest.raises(BadInput, match="the plan is of verl"):
+        write_html(recorded, tmp_path / "page.html", plan=planned, lang="en")
+    assert not (tmp_path / "page.html").exists()

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from flowledger.diagnose.measures import load, memory, policy, rollout_gap, samples, speed
 from flowledger.diagnose.measures.measure import Measure, Rows
+from flowledger.flow.errors import BadInput
 from flowledger.ledger.reader import Ledger
 from flowledger.tables.metrics import find
 
@@ -76,7 +77,10 @@ class Recomputed:
         if number in self._made:
             return
         self._made.add(number)
-        self._take(self.measures[number].make(self._ledger))
+        try:
+            self._take(self.measures[number].make(self._ledger))
+        except BadInput:  # numbers that cannot be added up: what does not need them is there all the same
+            return
 
     def _take(self, rows: Rows) -> None:
         for row in rows:

@@ -74,6 +74,11 @@ class Series:
         found = {**made, **told, **{step: made[step] for step in made if self.made.is_whole(name, step)}}
         return {step: found[step] for step in sorted(found)}
 
+    def is_recomputed(self, name: str) -> bool:
+        """Whether all that `by_step` gives is made of other rows, and none of it told."""
+        told, made = self._recorded.get(name, {}), self.made.by_step(name)
+        return bool(made) and all(step in made and self.made.is_whole(name, step) for step in told)
+
     def recorded(self, name: str) -> dict[int, float]:
         """The same as it was recorded or imported, whatever is recomputed."""
         return dict(self._recorded.get(name, {}))

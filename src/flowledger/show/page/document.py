@@ -11,6 +11,7 @@ from flowledger.show.page.choice import Choice
 from flowledger.show.page.views import VIEWS, View
 
 SCHEMA = 1
+MOST_TOLD = 300  # letters of an error
 
 
 def document(book: Book, lang: str = "en", *, live: bool = False) -> dict[str, Any]:
@@ -27,7 +28,10 @@ def document(book: Book, lang: str = "en", *, live: bool = False) -> dict[str, A
 
 def whole(view: View, book: Book, *, live: bool) -> dict[str, Any]:
     """One view: `first` and `at`, key of a choice -> its data."""
-    choices = [*view.choices(book)] or [Choice()]
+    try:
+        choices = [*view.choices(book)] or [Choice()]
+    except Exception as error:  # noqa: BLE001  as below
+        return {"first": "", "at": {"": not_shown(f"{type(error).__name__}: {error}")}}
     held = choices[:1] if live else choices
     return {"first": choices[0].key, "at": {one.key: data(view, book, one) for one in held}}
 
@@ -37,7 +41,15 @@ def data(view: View, book: Book, at: Choice) -> dict[str, Any]:
     try:
         return view.data(book, at)
     except BadInput as error:
-        return {"missing": [text(f"This cannot be shown: {error}", f"无法显示：{error}")]}
+        return not_shown(str(error))
+    except Exception as error:  # noqa: BLE001  whatever a ledger holds, the other views are drawn
+        return not_shown(f"{type(error).__name__}: {error}")
+
+
+def not_shown(why: str) -> dict[str, Any]:
+    """What is there instead of a view's data."""
+    why = why[:MOST_TOLD]
+    return {"absent": True, "missing": [text(f"This cannot be shown: {why}", f"无法显示：{why}")]}
 
 
 def about(book: Book) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The figures that an overview leads with, each with its course over the steps, and the recorder's own cost."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -106,7 +107,7 @@ def own_cost(book: Book) -> dict[str, Any] | None:
 
 
 def _whole(value: float | None) -> int | None:
-    return None if value is None else int(value)
+    return int(value) if value is not None and math.isfinite(value) else None
 
 
 def _shares(book: Book) -> dict[bool, float]:

@@ -62,6 +62,7 @@ def tensors(ledger: Ledger, peak: Row) -> Rows:
     return ledger.rows(ALIVE, {"process": peak["process"], "t_ns": at["t_ns"]})[:LARGEST]
 
 
+RAN_OUT = ("oom", "crash")  # instants at which memory had run out
 PLACE = ("stage", "phase", "epoch", "mini_batch", "micro_batch", "instant")
 
 
@@ -73,7 +74,8 @@ def sentences(peak: Row, readings: Sequence[Row]) -> list[Text]:
         english = ", ".join(f"{one['kind']} {human_bytes(one['bytes'])} ({one['share']:.0%})" for one in made)
         told.append(text(f"It is made of {english}.", f"由以下部分组成：{english.replace(', ', '，')}。"))
     if limit := max((row["limit"] or 0 for row in readings), default=0):
-        told.append(_under(peak["peak"], limit))
+        ran_out = any(row["instant"] in RAN_OUT for row in readings)
+        told.append(_short(limit) if ran_out and peak["peak"] <= limit else _under(peak["peak"], limit))
     return told if peak["source"] == "plan" else told + _held_back(readings)
 
 
@@ -89,6 +91,14 @@ def _where(peak: Row) -> Text:
     return text(
         f"{'Planned peak' if planned else 'Peak'}: {size} {of[0]}, in {place[0]}{inner[0]}.",
         f"{'计划峰值' if planned else '峰值'}：{size}{of[1]}，出现在 {place[1]}{inner[1]}。",
+    )
+
+
+def _short(limit: int) -> Text:
+    size = human_bytes(limit)
+    return text(
+        f"Then memory ran out: what was asked for on top did not fit under the limit of {size}, nor what others hold of it.",
+        f"随后显存耗尽：再申请的部分，加上他人占用的，已超出上限 {size}。",
     )
 
 
