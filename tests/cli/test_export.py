@@ -3,12 +3,16 @@
 import gzip
 import json
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from flowledger.cli import export
+from flowledger.flow.errors import BadInput
 from flowledger.ledger.reader import Ledger
+from flowledger.show import export_perfetto
 from tests.cli.conftest import Call
 from tests.ledger.synthetic import STAGE_MS, synthetic_run
 
@@ -89,3 +93,58 @@ def test_a_full_disk_is_told_and_leaves_no_half_file(call: Call, run: Path, tmp_
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert (code, out) == (2, "") and "cannot write" in err and len(err.splitlines()) == 1
     assert [path for path in tmp_path.rglob("*") if path.is_file() and path.name != "export.json"] == []
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form != "otlp"])
+@pytest.mark.parametrize("name", ["manifest.json", "parts/mine", "spans.parquet"])
+def test_a_run_is_never_written_over(call: Call, run: Path, form: str, name: str) -> None:
+    before = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
+    code, out, err = call("export", run, "--to", form, "-o", run / name)
+    assert (code, out) == (
+        2,
+        "",
+    ) and err == f"flowledger: {run / name} is a file of the run; choose another place\n"
+    assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == before
+
+
+def test_a_name_from_a_run_is_no_command_to_a_terminal(call: Call, tmp_path: Path) -> None:
+    name = "a\x1b]0;x\x07\nflowledger: all is well\u202e"
+    run = synthetic_run(tmp_path / "a")
+    told = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({**told, "run": name}))
+    for words in (("--to", "parquet", "-o", tmp_path / "x"), ("--to", "perfetto", "--sample", "nobody")):
+        _, out, err = call("export", run, *words)
+        assert "a�]0;x�⏎flowledger: all is well�" in err
+        assert len(err.splitlines()) == 1 and all(char.isprintable() or char == "\n" for char in out + err)
+
+
+@pytest.mark.parametrize("form", ["perfetto", "prometheus"])
+def test_who_reads_the_beginning_alone_gets_no_failure(run: Path, form: str) -> None:
+    command = [sys.executable, "-m", "flowledger", "export", str(run), "--to", form]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()  # as `head` does, only sooner
+        said = process.stderr.read()
+    assert process.returncode == 0 and b"rror" not in said
+
+
+def test_metrics_that_cannot_be_recomputed_are_left_out(
+    call: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(_: Ledger) -> None:
+        raise BadInput("Out of Range Error: Overflow in addition of INT64 (4611686018427387904 + 4611686018427387904)!")
+
+    monkeypatch.setattr(export, "recomputed", fails)
+    code, _, err = call("export", run, "--to", "tensorboard", "-o", tmp_path / "tb")
+    assert code == 0 and "recomputed metrics of a cannot be made, a number in its rows is too large: left out" in err
+    assert "INT64" not in err and list((tmp_path / "tb").glob("events.out.tfevents.*"))
+
+
+def test_a_form_that_cannot_be_made_at_all_says_so_in_words(
+    call: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large = "SELECT 9223372036854775807 + x FROM range(1, 2) one(x)"
+    monkeypatch.setattr(export_perfetto, "begin_ns", lambda ledger, _: ledger.rows(large))
+    code, out, err = call("export", run, "--to", "perfetto", "-o", tmp_path / "t.json")
+    assert (code, out, [*tmp_path.iterdir()]) == (2, "", []) and len(err.splitlines()) == 1
+    assert "a cannot be written as perfetto: a number in its rows is too large; --to parquet and csv" in err

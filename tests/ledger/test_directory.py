@@ -10,7 +10,7 @@ import pytest
 
 from flowledger.flow.errors import BadInput
 from flowledger.ledger import directory as rooms
-from flowledger.ledger.directory import create, open_run
+from flowledger.ledger.directory import create, open_run, spared
 from flowledger.ledger.manifest import Manifest, Process
 from flowledger.ledger.secrets import MASK, masked
 
@@ -147,3 +147,47 @@ def test_secrets_are_masked_and_everyday_keys_are_not(tmp_path: Path) -> None:
     assert leaked == []
     assert masked(secret)["url"] == f"https://{MASK}@host/x"
     assert masked(secret)["env"][1] == "A=1"
+
+
+OF_THE_RUN = (
+    "manifest.json",
+    "spans.parquet",
+    "new.parquet",
+    "parts",
+    "parts/a/spans-0.jsonl",
+    "plan/tensors.parquet",
+    "compacted/x",
+)
+
+
+@pytest.mark.parametrize("name", OF_THE_RUN)
+def test_no_file_of_a_run_is_a_place_to_write_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    run = create(tmp_path / "a", manifest()).path
+    (run / "spans.parquet").write_text("")
+    (tmp_path / "link").symlink_to(run / name)
+    (tmp_path / "also").symlink_to(run)
+    monkeypatch.chdir(tmp_path)
+    places = [run / name, Path("a") / name, Path("a/../a/parts/..") / name, tmp_path / "link", tmp_path / "also" / name]
+    for place in places:
+        for path in (run, Path("a"), tmp_path / "also"):
+            with pytest.raises(BadInput, match=r"is a file of the run; choose another place"):
+                spared(path, place)
+
+
+def test_a_link_in_place_of_a_runs_file_is_the_runs_too(tmp_path: Path) -> None:
+    run = create(tmp_path / "a", manifest()).path
+    (run / "manifest.json").rename(tmp_path / "kept.json")
+    (run / "manifest.json").symlink_to(tmp_path / "kept.json")
+    for place in (run / "manifest.json", tmp_path / "kept.json"):
+        with pytest.raises(BadInput, match="is a file of the run"):
+            spared(run, place)
+
+
+@pytest.mark.parametrize(
+    "name", ["a/report.html", "a/trace.json", "b/manifest.json", "a-parts", "a/charts/manifest.json"]
+)
+def test_any_other_place_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    create(tmp_path / "a", manifest())
+    monkeypatch.chdir(tmp_path)
+    spared(Path("a"), Path(name))
+    spared(tmp_path / "a", tmp_path / name)

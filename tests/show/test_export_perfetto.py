@@ -283,3 +283,25 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     for wrong in (tmp_path, tmp_path / "no" / "where.json", place / "inside.json"):
         with pytest.raises(BadInput, match="cannot write"), written(wrong):
             pass
+
+
+def test_what_cannot_be_made_is_left_out_and_named(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> Iterator[Event]:
+        yield from ledger.rows("SELECT unnest([9223372036854775807]) + 1")
+
+    monkeypatch.setattr(export_perfetto, "readings", fails)
+    file = io.BytesIO()
+    said = export_perfetto.write(ledger, file, Steps(), None, {})
+    assert "readings of memory of a cannot be made, a number in its rows is too large: left out" in said
+    kinds = {one["ph"] for one in json.loads(file.getvalue())["traceEvents"]}
+    assert "X" in kinds and "C" in kinds  # intervals, and the counters of metrics
+
+
+def test_only_forms_that_can_be_had_are_advised(tmp_path: Path) -> None:
+    run = create(tmp_path / "plan", Manifest(run="plan"))
+    with (
+        Ledger(run.path) as planned,
+        pytest.raises(BadInput, match="--to parquet and csv write what there is") as refused,
+    ):
+        traced(planned)
+    assert "tensorboard" not in str(refused.value)

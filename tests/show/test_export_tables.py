@@ -113,3 +113,16 @@ def test_a_place_that_cannot_be_is_one_clear_line(ledger: Ledger, tmp_path: Path
         with pytest.raises(BadInput, match=said) as error:
             export_tables.write(ledger, "parquet", place)
         assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("form", export_tables.FORMS)
+def test_a_view_that_cannot_be_made_is_left_out_and_named(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    large = "(SELECT unnest([9223372036854775807, 1]) + 1 AS bytes)"
+    monkeypatch.setattr(export_tables, "VIEWS", {"large": large, "stages": "stages"})
+    said = export_tables.write(ledger, form, tmp_path / form)
+    assert said[0] == "views/large of a cannot be made, a number in its rows is too large: left out"
+    assert [path.name for path in (tmp_path / form / "views").iterdir()] == [f"stages.{form}"]
+    noted = json.loads((tmp_path / form / MARK).read_text())["files"]
+    assert f"views/stages.{form}" in noted and f"views/large.{form}" not in noted

@@ -1,6 +1,7 @@
 """Event files: read back by the importer they say the same, and their records are what the format asks for."""
 
 import io
+import json
 import math
 import struct
 from collections import defaultdict
@@ -136,3 +137,13 @@ def test_a_run_without_numbers_has_nothing_to_draw(tmp_path: Path) -> None:
     with Ledger(book.path) as ledger, pytest.raises(BadInput, match="no numbers of steps"):
         export_tensorboard.write(ledger, tmp_path / "tb", Steps(), {})
     assert not (tmp_path / "tb").exists()
+
+
+def test_a_run_that_was_made_at_no_time_is_written_all_the_same(tmp_path: Path) -> None:
+    run = synthetic_run(tmp_path / "a")
+    told = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({**told, "created": "not a date"}))
+    with Ledger(run) as ledger:
+        export_tensorboard.write(ledger, tmp_path / "tb", Steps(), {})
+    (file,) = (tmp_path / "tb").glob("events.out.tfevents.*")
+    assert file.stat().st_size > 1_000

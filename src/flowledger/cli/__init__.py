@@ -55,6 +55,8 @@ def main() -> None:
 
 
 def _complain(text: str) -> None:
+    from flowledger.show.words import harmless
+
     for line in text.splitlines():
-        print(f"flowledger: {line}", file=sys.stderr)
+        print(harmless(f"flowledger: {line}"), file=sys.stderr)  # names of runs and files may hold anything
     sys.exit(2)

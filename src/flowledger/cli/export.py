@@ -1,5 +1,6 @@
 """The verb `export`: a run in the forms that other tools read."""
 
+import os
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ import typer
 from flowledger.cli.options import RunArgument
 from flowledger.cli.watch import alarms
 from flowledger.flow.errors import BadInput, nearest
+from flowledger.ledger.directory import spared
+from flowledger.show.words import harmless
 
 if TYPE_CHECKING:
     from flowledger.ledger.reader import Ledger
@@ -84,15 +87,53 @@ def export(
         raise BadInput(
             f"{run} is a file and no run: make one of it with flowledger import {run} -o RUN, then export RUN"
         )
+    if out is not None:
+        spared(run, out)
     with Ledger(run, external_access=form.copies) as ledger:
         if ledger.torn:
             _say(f"{ledger.torn} torn lines of {run} are left out")
-        for line in form.write(ledger, Asked(out, rules, step, sample, endpoint)):
-            _say(line)
+        try:
+            for line in form.write(ledger, Asked(out, rules, step, sample, endpoint)):
+                _say(line)
+            sys.stdout.flush()
+        except BadInput as error:
+            raise BadInput(_refusal(ledger, to, error)) from None
+        except BrokenPipeError:  # `flowledger export … | head`: whoever reads has seen enough
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _refusal(ledger: "Ledger", to: str, error: BadInput) -> str:
+    """Why there is no such export, in one line."""
+    from flowledger.show.export_rows import reason
+
+    why = reason(error)
+    if why != str(error):
+        why = f"{ledger.run} cannot be written as {to}: {why}; --to parquet and csv write all else"
+    return one_line(why)
 
 
 def _say(line: str) -> None:
-    print(f"flowledger: {line}", file=sys.stderr)
+    print(f"flowledger: {one_line(line)}", file=sys.stderr)
+
+
+def _told(line: str) -> None:
+    print(one_line(line))
+
+
+def one_line(text: str) -> str:
+    """A line in which nothing that came from a run reaches the terminal as a command, or begins another line."""
+    return harmless(text.replace("\n", "⏎"))
+
+
+def _more(ledger: "Ledger") -> "Numbers":
+    """The metrics that are no rows, where they can be made."""
+    from flowledger.show.export_rows import reason
+
+    try:
+        return recomputed(ledger)
+    except BadInput as error:
+        _say(f"recomputed metrics of {ledger.run} cannot be made, {reason(error)}: left out")
+        return {}
 
 
 def recomputed(ledger: "Ledger") -> "Numbers":
@@ -110,9 +151,9 @@ def _perfetto(ledger: "Ledger", asked: Asked) -> Iterable[str]:
 
     steps = steps_of(asked.step)
     with written(asked.out) as file:
-        left_out = export_perfetto.write(ledger, file, steps, asked.sample, recomputed(ledger))
+        left_out = export_perfetto.write(ledger, file, steps, asked.sample, _more(ledger))
     if asked.out is not None:
-        print(f"{asked.out}: open it at https://ui.perfetto.dev or in chrome://tracing; it stays on this machine")
+        _told(f"{asked.out}: open it at https://ui.perfetto.dev or in chrome://tracing; it stays on this machine")
     return left_out
 
 
@@ -121,7 +162,7 @@ def _tables(form: str) -> "Callable[[Ledger, Asked], Iterable[str]]":
         from flowledger.show import export_tables
 
         left_out = export_tables.write(ledger, form, asked.out)
-        print(f"{asked.out}: tables/*.{form} are the ledger's rows, views/*.{form} what show reads")
+        _told(f"{asked.out}: tables/*.{form} are the ledger's rows, views/*.{form} what show reads")
         return left_out
 
     return write
@@ -131,8 +172,8 @@ def _tensorboard(ledger: "Ledger", asked: Asked) -> Iterable[str]:
     from flowledger.show import export_tensorboard
     from flowledger.show.export_rows import steps_of
 
-    left_out = export_tensorboard.write(ledger, asked.out, steps_of(asked.step), recomputed(ledger))
-    print(f"{asked.out}: look at it with tensorboard --logdir {asked.out}")
+    left_out = export_tensorboard.write(ledger, asked.out, steps_of(asked.step), _more(ledger))
+    _told(f"{asked.out}: look at it with tensorboard --logdir {asked.out}")
     return left_out
 
 
@@ -180,9 +221,9 @@ def _otlp(ledger: "Ledger", asked: Asked) -> Iterable[str]:
     steps = steps_of(asked.step)
     check_steps(ledger, steps)
     path = path_of(ledger, asked.sample, steps)
-    traces, gauges = export_otlp.traces(ledger, steps, path), export_otlp.gauges(ledger, steps, recomputed(ledger))
+    traces, gauges = export_otlp.traces(ledger, steps, path), export_otlp.gauges(ledger, steps, _more(ledger))
     spans, numbers = post(endpoint, export_otlp.resource(ledger), traces, gauges)
-    print(f"{endpoint}: {spans:,} spans and {numbers:,} numbers of {ledger.run}")
+    _told(f"{endpoint}: {spans:,} spans and {numbers:,} numbers of {ledger.run}")
     return export_otlp.left_out(ledger, steps, path, spans, numbers)
 
 

@@ -5,22 +5,22 @@ from collections.abc import Callable
 
 from flowledger.ledger.rows import MemoryRow, Row
 from flowledger.record.gpu.device_memory import DeviceMemory
-from flowledger.record.host_memory import Reading, host_reading
+from flowledger.record.host_memory import Reading, host_reading, resident
 from flowledger.record.layers import Layers
 from flowledger.record.position import Frame
 
 Put = Callable[[Row, Frame, int], None]
 _SAME_NS = 500_000  # younger than this, a reading is still the present
-_SHARE, _SHARE_AT_STEPS = 1 / 2000, 1 / 6000  # of the time, for readings (glibc walks its free lists: 10 to 400 µs)
+_SHARE, _SHARE_AT_STEPS = 1 / 4000, 1 / 6000  # of the time, for readings (glibc walks its free lists: 10 µs to 2 ms)
 _ADVANCE_NS, _MOST_NS = 1_000_000_000, 40_000_000_000  # the time that counts at the very begin, and at most
 
 
 class Readings:
     """Reads and writes; the highest reading of a stage is kept on its frame.
 
-    A step is read at its end, whatever that costs; so is the end of a long stage, and on a GPU, whose peaks belong to
-    stages, of every one. Other readings live on a small share of the time: begins of steps and stages are read if it can be
-    paid, and phases if a stage could be too.
+    A step is read at its end; so is the end of a long stage, and on a GPU, whose peaks belong to stages, of every one. Other
+    readings live on a small share of the time: begins of steps and stages are read if it can be paid, and phases if a stage
+    could be too. Where the allocator of the host is too dear at the end of a step, its process's memory alone is read.
     """
 
     def __init__(self, put: Put, limit: int | None, *, level: str, device: DeviceMemory) -> None:
@@ -57,7 +57,9 @@ class Readings:
         return self.free or due or self._affordable(frame, instant, now)
 
     def _write(self, frame: Frame, instant: str, now: int) -> None:
-        stage, seen = frame.stage_frame, self._look(now)
+        stage = frame.stage_frame
+        paid = self.free or frame.scope != "step" or self._affordable(frame, instant, now)
+        seen = self._look(now) if paid else self._cheap(now)
         counted = self._device.peak(stage)  # on a GPU
         allocated, reserved = counted if counted is not None else (None, None)
         highest = [value for value in (stage.peak, seen.allocated, allocated) if value is not None]
@@ -74,8 +76,14 @@ class Readings:
         self._counted = now
         if frame.scope == "stage" and now - self._when <= _SAME_NS:
             return True
-        readings = 1 if instant == "end" and frame.scope == "stage" else 2  # the end of a stage matters most
+        readings = 1 if instant == "end" and frame.scope in ("stage", "step") else 2  # these matter most
         return self._credit >= readings * self._price
+
+    def _cheap(self, now: int) -> Reading:
+        """What can be had without the host's allocator: a GPU's, the reading that is still the present, or the process's memory."""
+        if (seen := self._device.reading()) is not None:
+            return seen
+        return self._last if now - self._when <= _SAME_NS else Reading(host_used=resident())
 
     def _look(self, now: int) -> Reading:
         """A reading; of the host the one before where a stage begins right after another has ended."""

@@ -14,7 +14,18 @@ from flowledger.flow.errors import BadInput
 from flowledger.ledger.reader import Ledger
 from flowledger.show.export_lanes import PHASES, RUN, STAGES, Lanes
 from flowledger.show.export_path import Path, path_of
-from flowledger.show.export_rows import Numbers, Steps, begin_ns, check_steps, metrics, readings, spans, told
+from flowledger.show.export_rows import (
+    Numbers,
+    Steps,
+    begin_ns,
+    check_steps,
+    has_numbers,
+    kept,
+    metrics,
+    readings,
+    spans,
+    told,
+)
 from flowledger.show.words import human_number
 
 Event = dict[str, Any]
@@ -62,25 +73,34 @@ class _Trace:
         self._stops: dict[int, Event] = {}
         self._seen = {"intervals": 0, "readings of memory": 0, "metrics": 0}
         self._timeless: set[str] = set()
+        self._unmade: dict[str, str] = {}  # what -> why
         self.base = self._first()
 
     def events(self) -> Iterator[Event]:
         """Every event, intervals first."""
-        for row in spans(self._ledger, self._steps, waits=True):
+        for row in self._spans():
             self._seen["intervals"] += 1
             yield from self._interval(row)
-        for row in readings(self._ledger, self._steps):
+        for row in kept("readings of memory", readings(self._ledger, self._steps), self._unmade):
             self._seen["readings of memory"] += 1
             yield from self._reading(row)
-        for row in metrics(self._ledger, self._steps, self._more):
+        for row in kept("metrics", metrics(self._ledger, self._steps, self._more), self._unmade):
             yield from self._metric(row)
         yield from self._arrows()
 
+    def _spans(self) -> Iterator[Event]:
+        """The intervals; without how long ranks waited, where that cannot be worked out."""
+        what = "how long ranks waited"
+        yield from kept(what, spans(self._ledger, self._steps, waits=True), self._unmade)
+        if what in self._unmade:
+            yield from kept("intervals", spans(self._ledger, self._steps), self._unmade)
+
     def left_out(self, asked: str | None) -> list[str]:
         """What a reader of the trace would look for and not find."""
-        run, said = self._ledger.run, []
+        run = self._ledger.run
+        said = [f"{what} of {run} cannot be made, {why}: left out" for what, why in self._unmade.items()]
         for what, number in self._seen.items():
-            if not number and not (what == "metrics" and self._timeless):
+            if not number and what not in self._unmade and not (what == "metrics" and self._timeless):
                 said.append(f"{run} has no {what}: the trace has none")
         if self._timeless:
             said.append(
@@ -95,9 +115,14 @@ class _Trace:
         """Raises BadInput for a run without a time: a plan, a log without clock."""
         found = begin_ns(self._ledger, self._steps)
         if found is None:
+            more = (
+                "parquet, csv and tensorboard write"
+                if self._more or has_numbers(self._ledger)
+                else "parquet and csv write"
+            )
             raise BadInput(
                 f"{self._ledger.run} has nothing that happened at a known time (no intervals, no readings of memory): "
-                "a trace would be empty; --to parquet, csv and tensorboard write what there is"
+                f"a trace would be empty; --to {more} what there is"
             )
         return found
 

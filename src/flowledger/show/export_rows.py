@@ -13,6 +13,7 @@ from typing import Any
 from flowledger.flow.errors import BadInput
 from flowledger.ledger.reader import Ledger, Params
 
+Row = dict[str, Any]
 PAGE = 10_000  # rows that are held at once
 WRITTEN = re.compile(r"(\d{0,15})(\.\.)?(\d{0,15})")
 APART = "CASE WHEN rows.source = 'import' THEN 0 ELSE coalesce(clocks.apart, 0) END"
@@ -149,6 +150,11 @@ def metrics(ledger: Ledger, steps: Steps, more: Numbers) -> Iterator[dict[str, A
                 yield {"name": name, "raw_name": name, "step": step, **number, **times.get(step, unknown)}
 
 
+def has_numbers(ledger: Ledger) -> bool:
+    """Whether a run has recorded numbers of steps; a plan has none."""
+    return bool(ledger.rows("SELECT 1 FROM metrics_by_step WHERE source <> 'plan' AND step IS NOT NULL LIMIT 1"))
+
+
 def begin_ns(ledger: Ledger, steps: Steps) -> int | None:
     """The first moment of which anything is known: an interval, a reading, a number."""
     first, last = steps.bounds
@@ -159,6 +165,20 @@ def begin_ns(ledger: Ledger, steps: Steps) -> int | None:
     )
     found: int | None = row["first_ns"]
     return found
+
+
+def kept(what: str, rows: Iterator[Row], unmade: dict[str, str]) -> Iterator[Row]:
+    """The rows, or none where the ledger cannot be read for them: then `unmade` says why."""
+    try:
+        yield from rows
+    except BadInput as error:
+        unmade[what] = reason(error)
+
+
+def reason(error: BadInput) -> str:
+    """Why rows cannot be made, in words: numbers of a run may be larger than the database adds up."""
+    is_size = str(error).startswith(("Out of Range", "Conversion"))
+    return "a number in its rows is too large" if is_size else str(error)
 
 
 def _within(sql: str, steps: Steps) -> str:

@@ -11,6 +11,7 @@ from flowledger.flow.errors import BadInput
 from flowledger.ledger.reader import Ledger
 from flowledger.ledger.rows import ROWS
 from flowledger.show.export_files import directory, mark, refused
+from flowledger.show.export_rows import reason
 
 FORMS = {"parquet": "FORMAT parquet, COMPRESSION zstd", "csv": "FORMAT csv, HEADER true"}
 TABLES = {**{row.table: row.table for row in ROWS}, "processes": "processes"}
@@ -28,26 +29,32 @@ def write(ledger: Ledger, form: str, out: Path | None) -> list[str]:
     place = directory(out, form)
     files: list[str] = []
     empty: list[str] = []
+    unmade: list[str] = []
     try:
         for folder, sources in (("tables", TABLES), ("views", VIEWS)):
             (place / folder).mkdir(exist_ok=True)
             for name, source in sources.items():
-                if ledger.rows(f"SELECT 1 FROM {source} LIMIT 1"):
-                    files.append(f"{folder}/{name}.{form}")
-                    _copy(ledger, source, form, place / files[-1])
-                else:
+                files.append(f"{folder}/{name}.{form}")
+                try:
+                    if ledger.rows(f"SELECT 1 FROM {source} LIMIT 1"):
+                        _copy(ledger, source, form, place / files[-1])
+                        continue
                     empty.append(f"{folder}/{name}")
+                except BadInput as error:
+                    unmade.append(f"{folder}/{name} of {ledger.run} cannot be made, {reason(error)}: left out")
+                (place / files.pop()).unlink(missing_ok=True)
         mark(place, form, ledger.run, files)
-    except OSError as error:
-        raise refused(place, error) from None
-    except BaseException:
+    except BaseException as error:
         for file in files:
             (place / file).unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            raise refused(place, error) from None
         raise
-    return [f"{ledger.run} has no rows for {', '.join(empty)}: left out"] if empty else []
+    return [*unmade, *([f"{ledger.run} has no rows for {', '.join(empty)}: left out"] if empty else [])]
 
 
 def _copy(ledger: Ledger, source: str, form: str, to: Path) -> None:
+    """Raises BadInput where the rows cannot be made, OSError where they cannot be written."""
     rows = f"SELECT * FROM {source}"
     if form == "csv":
         nested = [
@@ -60,9 +67,11 @@ def _copy(ledger: Ledger, source: str, form: str, to: Path) -> None:
     try:
         ledger.rows(f"COPY ({rows}) TO '{str(to).replace(chr(39), chr(39) * 2)}' ({FORMS[form]})")
     except BadInput as error:
-        number = re.search(r'"errno":"(\d+)"', str(error))
-        why = os.strerror(int(number[1])) if number else str(error)
-        raise BadInput(f"cannot write {to}: {why}; choose another place with -o") from None
+        if number := re.search(r'"errno":"(\d+)"', str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from None
+        if str(error).startswith("IO Error"):
+            raise OSError(str(error)) from None
+        raise
 
 
 def _quoted(name: str) -> str:

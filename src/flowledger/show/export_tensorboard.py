@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from flowledger.flow.errors import BadInput
+from flowledger.ledger.directory import MANIFEST
 from flowledger.ledger.reader import Ledger
 from flowledger.show.export_files import directory, mark, refused
-from flowledger.show.export_rows import Numbers, Steps, check_steps, metrics, paged
+from flowledger.show.export_rows import Numbers, Steps, check_steps, has_numbers, kept, metrics, paged
 
 VERSION = b"brain.Event:2"
 BARS = 30  # of a histogram
@@ -31,14 +32,12 @@ def write(ledger: Ledger, out: Path | None, steps: Steps, more: Numbers) -> list
     more: numbers that are no rows of the ledger.
     """
     check_steps(ledger, steps)
-    if not more and not ledger.rows(
-        "SELECT 1 FROM metrics_by_step WHERE source <> 'plan' AND step IS NOT NULL LIMIT 1"
-    ):
+    if not more and not has_numbers(ledger):
         raise BadInput(
             f"{ledger.run} has no numbers of steps, so TensorBoard has nothing to draw; --to parquet and csv write what there is"
         )
     place = directory(out, "tensorboard")
-    created = datetime.fromisoformat(ledger.directory.manifest.created).timestamp()
+    created = _created(ledger)
     events = _Events(ledger, steps, more, created)
     name = f"events.out.tfevents.{int(created):010d}.flowledger"
     try:
@@ -55,6 +54,14 @@ def write(ledger: Ledger, out: Path | None, steps: Steps, more: Numbers) -> list
     return events.left_out()
 
 
+def _created(ledger: Ledger) -> float:
+    """When the run was made, in seconds since 1970; where its manifest says no such time, when that was written."""
+    try:
+        return max(0.0, datetime.fromisoformat(ledger.directory.manifest.created).timestamp())
+    except (ValueError, OverflowError):
+        return (ledger.directory.path / MANIFEST).stat().st_mtime
+
+
 class _Events:
     """The events of one run, numbers first. `created`: the time of numbers that have none."""
 
@@ -62,22 +69,24 @@ class _Events:
         self._ledger, self._steps, self._more, self._created = ledger, steps, more, created
         self._wall: dict[int, float] = {}  # step -> time
         self._timeless: set[int] = set()
+        self._unmade: dict[str, str] = {}  # what -> why
 
     def made(self) -> Iterator[bytes]:
         """One event a step for its numbers, one for its samples."""
-        for step, rows in groupby(metrics(self._ledger, self._steps, self._more), lambda row: row["step"]):
+        numbers = kept("recorded metrics", metrics(self._ledger, self._steps, self._more), self._unmade)
+        for step, rows in groupby(numbers, lambda row: row["step"]):
             told = list(rows)
             self._wall[step] = self._time(told[0])
             yield self._event(step, (lengthy(1, value) for row in told for value in _scalars(row)))
         first, last = self._steps.bounds
         listed = ", ".join(f"list({name}) FILTER ({name} IS NOT NULL) AS {name}" for name in SPREADS)
         spread = f"SELECT step, {listed} FROM samples_merged WHERE source <> 'plan' AND step BETWEEN {first} AND {last} GROUP BY step ORDER BY step"
-        for row in paged(self._ledger, spread):
+        for row in kept("how samples spread", paged(self._ledger, spread), self._unmade):
             values = [(name, row[name]) for name in SPREADS if row[name]]
             yield self._event(row["step"], (lengthy(1, _spread(f"samples/{name}", found)) for name, found in values))
 
     def left_out(self) -> list[str]:
-        said = []
+        said = [f"{what} of {self._ledger.run} cannot be made, {why}: left out" for what, why in self._unmade.items()]
         if self._timeless:
             said.append(
                 f"{len(self._timeless)} steps of {self._ledger.run} have no times: their points have the time at which the run was made"

@@ -7,15 +7,20 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import psutil
 import pytest
 
+from flowledger.flow.errors import BadInput
 from flowledger.ledger.manifest import Process
 from flowledger.ledger.reader import Ledger
 from flowledger.show.page.growing import FITS, Growing
+from flowledger.show.page.views import BY_NAME
+from tests.show.page import live_server
 from tests.show.page.live_server import Browser, Written, ready, serving
 
 HOSTILE = "</script><script>window.hurt = 1</script><!-- \u2028 <img src=x onerror=window.hurt=1>"
@@ -229,3 +234,36 @@ def test_a_look_that_fails_is_told_once_and_the_next_may_succeed(
             book.step(1)
             assert until(events, "pulse", _is_at(1))
     assert capfd.readouterr().err.count("could not be brought up to date: ZeroDivisionError") == 1
+
+
+def test_a_run_of_which_nothing_can_be_said_is_shown_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> Any:
+        raise BadInput("Out of Range Error: too large")
+
+    Written(tmp_path / "run").step(0)
+    monkeypatch.setattr(live_server, "rows_alone", fails)
+    monkeypatch.setitem(BY_NAME, "memory", replace(BY_NAME["memory"], choices=fails, data=fails))
+    with serving(tmp_path / "run") as browser:
+        page = ready(browser)
+        (first,) = page["views"]["overview"]["at"].values()
+        assert first["missing"][-1]["en"].startswith("Findings and metrics cannot be shown")
+        assert page["views"]["memory"]["choices"] == [""] and page["views"]["mesh"]["choices"] == ["step=0"]
+        told = browser.ask("/view/memory")
+        assert told.status == 200 and told.json[""]["missing"][0]["en"].startswith("This cannot be shown")
+        assert not browser.ask("/view/mesh?step=0").json["step=0"].get("absent")
+        with browser.listening("view=memory&run=" + quote(page["live"]["run"]) + "&version=0") as events:
+            assert until(events, "views", bool)["memory"]["at"][""]["absent"]
+
+
+def test_a_run_that_is_removed_is_told_and_stays_on_the_page(tmp_path: Path, fits: int) -> None:
+    Written(tmp_path / "run").step(0)
+    with serving(tmp_path / "run", fits=fits) as browser:
+        ready(browser)
+        with browser.listening(listens(browser, "overview")) as events:
+            (tmp_path / "run").rename(tmp_path / "away")
+            assert until(events, "about", lambda told: told["state"] == "gone")["run"] == "run"
+            assert browser.document()["about"]["latest"]["step"] == 0
+            (tmp_path / "away").rename(tmp_path / "run")
+            until(events, "about", lambda told: told["state"] != "gone")

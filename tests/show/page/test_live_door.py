@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from flowledger.flow.errors import BadInput
+from flowledger.show.page import door
 from flowledger.show.page.address import Address, address_of, bind, is_address
 from flowledger.show.page.door import Door
 from tests.diagnose.alarm_stories import metric, written
@@ -227,3 +228,35 @@ def test_an_address_of_others_is_refused() -> None:
         BadInput, match=r"no address 192\.0\.2\.1; use 127\.0\.0\.1"
     ):  # kept for documentation: nobody has it
         bind(Address("192.0.2.1", 8765))
+
+
+def test_on_all_addresses_it_names_one_that_others_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(door, "reached", lambda host: "192.168.7.9")
+    listening = bind(Address("0.0.0.0"))
+    with listening:
+        one = Door.of(listening)
+    assert one.urls == tuple(
+        f"http://{name}:{one.port}/?token={one.token}" for name in ("192.168.7.9", socket.gethostname())
+    )
+    assert one.url == one.urls[0] and one.answers_to(f"192.168.7.9:{one.port}")
+    monkeypatch.setattr(door, "reached", lambda host: None)  # no network
+    assert one.urls == (f"http://{socket.gethostname()}:{one.port}/?token={one.token}",)
+    assert (
+        Door("127.0.0.1", 80, None).urls == ("http://127.0.0.1:80/",)
+        and Door("::1", 80, None).url == "http://[::1]:80/"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("/view/memory?step=" + "9" * 5_000, "there is no step 999"), ("/view/memory?rank=9223372036854775808", "there is no rank 9223372036854775808"),
+     ("/events?run=&version=" + "1" * 5_000, "there is no version 111"), ("/events?step=" + "9" * 5_000, "there is no step 999")],
+)  # fmt: skip
+def test_a_number_larger_than_any_is_told(here: Browser, path: str, said: str) -> None:
+    answer = here.ask(path)
+    assert answer.status == 400
+    assert answer.json["error"].startswith(said) and len(answer.json["error"]) < 80
+
+
+def test_a_step_before_the_first_can_be_asked_for(here: Browser) -> None:
+    assert here.ask("/view/memory?step=-5").status == 200

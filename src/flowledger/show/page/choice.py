@@ -1,9 +1,13 @@
 """Which part of a view is looked at: a step, a rank, a sample. What is left open is None."""
 
+import re
 from dataclasses import dataclass, fields
 from urllib.parse import urlencode
 
 from flowledger.flow.errors import BadInput
+
+DIGITS = 18  # of a number: with one more it may not fit into 64 bits
+SHOWN = 24  # characters of what was asked for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,8 +34,14 @@ def choice_of(asked: dict[str, str]) -> Choice:
 
 
 def _number(asked: dict[str, str], name: str) -> int | None:
-    if (told := asked.get(name)) is None:
-        return None
-    if not told.isdecimal():
-        raise BadInput(f"{name} = {told!r} is no number")
+    return None if (told := asked.get(name)) is None else number(name, told)
+
+
+def number(name: str, told: str) -> int:
+    """A whole number of a link. Raises BadInput for what is none, and for one that is larger than any there can be."""
+    short = told if len(told) <= SHOWN else f"{told[:SHOWN]}…"
+    if not re.fullmatch(r"-?[0-9]+" if name == "step" else r"[0-9]+", told):
+        raise BadInput(f"{name} = {short!r} is no number")
+    if len(told.removeprefix("-")) > DIGITS:
+        raise BadInput(f"there is no {name} {short}")
     return int(told)

@@ -49,10 +49,17 @@ class Door:
 
     @property
     def url(self) -> str:
-        """What to open; with the token, where there is one."""
-        at = ipaddress.ip_address(self.host)
-        host = socket.gethostname() if at.is_unspecified else f"[{self.host}]" if at.version == 6 else self.host
-        return f"http://{host}:{self.port}/{f'?{TOKEN}={self.token}' if self.token else ''}"
+        """What to open, also on other machines where those may; with the token, where there is one."""
+        return self.urls[0]
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The same by each of its names: on all addresses at once the one that others reach, then this machine's name."""
+        hosts = [self.host]
+        if ipaddress.ip_address(self.host).is_unspecified:
+            hosts = [*filter(None, [reached(self.host)]), socket.gethostname()]
+        asked = f"?{TOKEN}={self.token}" if self.token else ""
+        return tuple(f"http://{f'[{host}]' if ':' in host else host}:{self.port}/{asked}" for host in hosts)
 
     def answers_to(self, host: str) -> bool:
         """Whether a Host header names this server: here by its own names; elsewhere by a number or this machine's name."""
@@ -120,6 +127,18 @@ class Guarded:
         if not door.lets_in(scope, headers):
             return PlainTextResponse("Open the whole URL that flowledger printed, with its token.\n", 403)
         return None
+
+
+def reached(host: str) -> str | None:
+    """The address of this machine that others reach, of the same family; None without a network. Nothing is sent."""
+    family, elsewhere = (socket.AF_INET6, "2001:db8::1") if ":" in host else (socket.AF_INET, "192.0.2.1")
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as one:
+            one.connect((elsewhere, 9))  # of a datagram socket: the route is looked up, no more
+            found: str = one.getsockname()[0]
+    except OSError:
+        return None
+    return None if ipaddress.ip_address(found).is_loopback else found
 
 
 def _split(host: str) -> tuple[str, int | None]:

@@ -9,9 +9,9 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl
 
 from flowledger import __version__
 from flowledger.flow.errors import BadInput
@@ -19,7 +19,7 @@ from flowledger.ledger.directory import MANIFEST, RunDirectory, open_run
 from flowledger.ledger.reader import Ledger
 from flowledger.show.page import document
 from flowledger.show.page.book import Book, Text, text
-from flowledger.show.page.choice import Choice, choice_of
+from flowledger.show.page.choice import Choice
 from flowledger.show.page.tally import Tally
 from flowledger.show.page.vast import Vast
 from flowledger.show.page.views import BY_NAME, VIEWS
@@ -28,6 +28,7 @@ Maker = Callable[[Ledger, Ledger | None], Book]  # what the front door says of a
 FITS = 96 << 20  # bytes of rows: opened, they take about twice as much, and twice again while they are read anew
 AT_FIRST, AT_ONCE = 24 << 20, 64 << 20  # bytes in the first look, which a browser may wait for, and in one that follows
 PACKED = 8  # times the size of a Parquet file its rows have as text
+GONE = "gone"  # the state of a run that was removed while it was looked at
 SHARE = 2.0  # a reading is followed by so many times its own seconds without one
 
 
@@ -40,6 +41,7 @@ class Whole:
         self._next: Book | None = None
         self._now: Book | None = None
         self._rests_until = 0.0
+        self._says: Sequence[Text] = ()
 
     def prepare(self, directory: RunDirectory) -> bool:
         """Open it anew if it has changed; whether it has."""
@@ -49,10 +51,9 @@ class Whole:
         began = time.monotonic()
         ledger = Ledger(directory.path)
         try:
-            self._next = self._make(ledger, self._planned)
-        except BadInput:
-            ledger.close()
-            raise
+            self._next, self._says = self._make(ledger, self._planned), ()
+        except Exception as error:  # noqa: BLE001  whatever cannot be said of the rows, they are shown
+            self._next, self._says = Book(ledger=ledger, planned=self._planned), unsaid(error)
         self._seen = seen
         self._rests_until = time.monotonic() + SHARE * (time.monotonic() - began)
         return True
@@ -71,8 +72,8 @@ class Whole:
         return book
 
     def says(self, view: str, at: Choice) -> Sequence[Text]:
-        """Nothing: all of it is shown."""
-        return ()
+        """Nothing where all of it is shown."""
+        return self._says if view in ("overview", "signals") else ()
 
     def close(self) -> None:
         """Let go of it."""
@@ -90,6 +91,7 @@ class Growing:
         self.beat = 0  # with every reading too, as soon as it is done
         self.pulse: dict[str, Any] = {}  # how far the run has come
         self.identity = ""  # which run it is: another one may be begun at the same path
+        self.is_gone = False  # its directory was removed, and the page shows what was read before
         self._make, self._fits = make, fits
         self._planned = Ledger(plan) if plan else None
         self._reading: Whole | Vast | None = None
@@ -131,7 +133,7 @@ class Growing:
         try:
             directory = open_run(self.path)
             reading = self._reading_of(directory)
-            if reading is None or not reading.prepare(directory):
+            if reading is None or not (reading.prepare(directory) or self.is_gone):
                 return False
             with self._lock, self._adding:
                 self._book = reading.book(directory)
@@ -139,11 +141,23 @@ class Growing:
                 if before is not None and before is not reading:
                     before.close()
                 self.identity = identity(directory)
-                self._kept.clear()
-                self.version += 1
-        except BadInput:  # it is not there yet, or its files are being set aside
-            return False
+                self._turned(is_gone=False)
+        except BadInput:  # it is not there yet, or no more, or its files are being set aside
+            return self._misses()
         return True
+
+    def _misses(self) -> bool:
+        """Whether a run that was shown has gone since the last look."""
+        if self._book is None or self.is_gone or (self.path / MANIFEST).exists():
+            return False
+        with self._lock:
+            self._turned(is_gone=True)
+        return True
+
+    def _turned(self, *, is_gone: bool) -> None:
+        self.is_gone = is_gone
+        self._kept.clear()
+        self.version += 1
 
     def _reading_of(self, directory: RunDirectory) -> Whole | Vast | None:
         """The one that goes on; a new one for another run, and for one that has outgrown its own."""
@@ -171,11 +185,19 @@ class Growing:
 
     def choices(self, name: str) -> list[str]:
         """What there is to choose from in a view, the first is shown first."""
+        return [one.key for one in self._chosen(name)]
+
+    def _chosen(self, name: str) -> list[Choice]:
+        """The same as choices; one of all where they cannot be made."""
+
+        def make(book: Book) -> list[Choice]:
+            with suppress(Exception):  # the view itself says why
+                return [*BY_NAME[name].choices(book)] or [Choice()]
+            return [Choice()]
+
         with self._lock:
-            if self._book is None:
-                return [""]
-            choices = self._remembered(name, "choices", lambda book: [*BY_NAME[name].choices(book)] or [Choice()])
-            return [one.key for one in choices]
+            found: list[Choice] = [Choice()] if self._book is None else self._remembered(name, "choices", make)
+            return found
 
     def part(self, name: str, at: Choice) -> tuple[str, dict[str, Any]]:
         """(key, data) of a part of a view; of its first one where nothing is chosen."""
@@ -185,18 +207,22 @@ class Growing:
             reading = self._reading
 
             def make(book: Book) -> dict[str, Any]:
-                with self._adding:
-                    of = reading.book_of(book, name, at)
+                try:
+                    with self._adding:
+                        of = reading.book_of(book, name, at)
+                except BadInput as error:
+                    return document.not_shown(str(error))
                 made = document.data(BY_NAME[name], of, at)
                 return {**made, "missing": [*made.get("missing", ()), *reading.says(name, at)]}
 
-            at = choice_of(dict(parse_qsl(self.choices(name)[0]))) if at == Choice() else at
+            at = self._chosen(name)[0] if at == Choice() else at
             return at.key, self._remembered(name, at.key, make)
 
     def about(self) -> dict[str, Any]:
         """What the page is of, and how far it has come."""
         with self._lock:
-            return self._remembered("", "about", document.about) if self._book else {}
+            told: dict[str, Any] = self._remembered("", "about", document.about) if self._book else {}
+            return {**told, "state": GONE} if self.is_gone else told
 
     def _remembered(self, view: str, key: str, make: Callable[[Book], Any]) -> Any:
         """Made once a version: several browsers ask for the same."""
@@ -237,6 +263,12 @@ def nothing_yet(path: Path) -> dict[str, Any]:
     else:
         said = text(f"There is no run at {path} yet; the page begins when it does.", f"{path} 处还没有运行；运行开始后页面随之开始。")  # fmt: skip
     return {"absent": True, "missing": [said]}
+
+
+def unsaid(error: Exception) -> list[Text]:
+    """What is shown where nothing can be said of the rows."""
+    why = str(error)[: document.MOST_TOLD]
+    return [text(f"Findings and metrics cannot be shown: {why}", f"无法显示诊断结果与指标：{why}")]
 
 
 def identity(directory: RunDirectory) -> str:

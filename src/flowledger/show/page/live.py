@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from flowledger.flow.errors import BadInput
 from flowledger.show.page import html, vega
-from flowledger.show.page.choice import Choice, choice_of
+from flowledger.show.page.choice import Choice, choice_of, number
 from flowledger.show.page.growing import Growing
 from flowledger.show.page.script import inline, script, source
 from flowledger.show.page.views import BY_NAME
@@ -153,7 +153,7 @@ class Asked:
         self.view = view if view in BY_NAME else "overview"
         self.at: Choice = choice_of(dict(query))
         told = last or query.get("version", "0")
-        self.version = int(told) if told.isdecimal() else 0
+        self.version = number("version", told) if told.isdecimal() else 0
 
 
 def event(name: str, data: Any, number: int | None = None) -> str:
