@@ -63,9 +63,9 @@ function waysOf({ data, asked }) {
 }
 
 // Whether a rank was asked for of which this file holds nothing.
-function elsewhere({ data, asked }, { local, rank }) {
+function elsewhere({ data, asked, live }, { local, rank }) {
   if (!local || asked.rank === undefined || data.ranks.some((one) => one.ranks.map(String).includes(asked.rank))) return null;
-  return h("p", { class: "missing" }, t("not_in_file", { there: `${t("rank")} ${rank}` }));
+  return h("p", { class: "missing" }, t(live ? "not_in_run" : "not_in_file", { there: `${t("rank")} ${rank}` }));
 }
 
 function controls({ data, asked, choice, choices, set }, ways, save) {

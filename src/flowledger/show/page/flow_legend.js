@@ -3,6 +3,7 @@
 import { s } from "./dom.js";
 import { bytes } from "./forms.js";
 import { thickness } from "./flow_layout.js";
+import { own } from "./own.js";
 import { t } from "./words.js";
 
 export const KINDS = ["param", "optimizer", "batch", "kv_cache", "activation", "temporary", "comm_buffer", "grad"];
@@ -16,7 +17,7 @@ const MARKS = {
 
 export function pattern(kind, of) {
   return s("pattern", { id: `${of}-${kind}`, class: `kind-${kind}`, width: 6, height: 6, patternUnits: "userSpaceOnUse" },
-    s("rect", { class: kind === "param" ? "tint strong" : "tint", width: 6, height: 6 }), MARKS[kind] && s("path", { class: "hatch", d: MARKS[kind] }));
+    s("rect", { class: kind === "param" ? "tint strong" : "tint", width: 6, height: 6 }), own(MARKS, kind) && s("path", { class: "hatch", d: MARKS[kind] }));
 }
 
 // Kinds on the first line; below them `lines` of [word, how it is drawn at (x, y), the room that it takes]. `of`: whose patterns.

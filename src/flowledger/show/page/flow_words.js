@@ -4,6 +4,7 @@ import { h } from "./dom.js";
 import { named } from "./flow_columns.js";
 import { address } from "./link.js";
 import { ABSENT, bytes, shape, written } from "./forms.js";
+import { own } from "./own.js";
 import { say, t } from "./words.js";
 
 // The shape of one use, as it is asked for: symbols or numbers, the whole or a rank's part.
@@ -57,7 +58,7 @@ function facts(strand, data, ways) {
 }
 
 export function card(strand, data, ways) {
-  const said = data.texts[strand.tensor_name];
+  const said = own(data.texts, strand.tensor_name);
   return [h("strong", null, strand.tensor_name), listed(facts(strand, data, ways)),
     said && h("p", null, h("b", null, `${t("flow_common_bug")}: `), coded(say(said.common_bug)))];
 }
@@ -68,7 +69,7 @@ function listed(rows) {
 
 // The explanation of a tensor, and every form in which it occurs.
 export function panel(strand, data, ways, { step, onclose }) {
-  const said = data.texts[strand.tensor_name];
+  const said = own(data.texts, strand.tensor_name);
   return h("aside", { class: `flow-panel kind-${strand.kind ?? "none"}`, "aria-label": strand.tensor_name },
     h("button", { type: "button", class: "close", "aria-label": t("flow_close"), onclick: onclose }, "×"),
     h("h3", null, strand.tensor_name),

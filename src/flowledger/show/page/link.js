@@ -1,8 +1,13 @@
 // Where one is: `#memory?rank=3&stage=update_actor`. Every view can be linked to, and the way back works.
 
+// Anybody can write a link: what is no code of a letter stays as it is written.
 export function place() {
-  const [view, query] = decodeURI(location.hash.slice(1)).split("?");
-  return { view: view || "overview", asked: Object.fromEntries(new URLSearchParams(query ?? "")) };
+  const [view, ...query] = location.hash.slice(1).split("?");
+  return { view: plain(view) || "overview", asked: Object.fromEntries(new URLSearchParams(query.join("?"))) };
+}
+
+function plain(word) {
+  try { return decodeURIComponent(word); } catch { return word; }
 }
 
 export function address(view, asked) {

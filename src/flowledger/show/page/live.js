@@ -1,10 +1,9 @@
 // What a live page hears: what is new in its run, pushed by the server that made it. The part that is looked at comes by itself.
 
-import { about, learn, news } from "./store.js";
+import { about, learn, news, query } from "./store.js";
 import { percent, seconds } from "./forms.js";
 import { t } from "./words.js";
 
-const CHOOSES = ["rank", "sample", "step"];
 const MOVES = ["moved", "popstate", "hashchange"];
 
 // `looksAt` says what is looked at: { view, asked }. `onnews` is told that it has new data, `onabout` that the run has come on.
@@ -12,7 +11,8 @@ export function listen(live, { looksAt, onnews, onabout }) {
   const state = { version: live.version, stream: null, at: null };
   if (location.search) history.replaceState(null, "", location.pathname + location.hash);  // the token is in a cookie by now
   const connect = () => {
-    const asked = query(live.run, looksAt());
+    const { view, asked: words } = looksAt();
+    const asked = new URLSearchParams([["run", live.run], ["view", view], ...query(words)]).toString();
     if (asked === state.at) return;
     state.stream?.close();
     state.at = asked;
@@ -46,18 +46,13 @@ function opened(address, state, { onnews, onabout }) {
   return stream;
 }
 
-function query(run, { view, asked }) {
-  const named = CHOOSES.filter((name) => asked[name] !== undefined).map((name) => [name, asked[name]]);
-  return new URLSearchParams([["run", run], ["view", view], ...named]).toString();
-}
-
 // In words, in the head of the page: whether the server is there, and how far the run has come.
 function say(there) {
   const told = document.getElementById("live");
-  const { latest, read, looked } = about();
+  const { latest, read, looked, state } = about();
   const come = latest ? `${t("step")} ${latest.step}${latest.seconds === null ? "" : ` · ${seconds(latest.seconds)}`}` : null;
   const behind = read < 1 ? t("live_behind", { read: percent(read) }) : null;
-  told.textContent = [t(there ? "live_on" : "live_off"), come, behind].filter(Boolean).map((word) => ` · ${word}`).join("");
+  told.textContent = [there && state === "gone" ? null : t(there ? "live_on" : "live_off"), come, behind].filter(Boolean).map((word) => ` · ${word}`).join("");
   Object.assign(told.dataset, { step: latest?.step ?? "", read: read ?? "", looked: looked ?? "" });
 }
 
@@ -69,7 +64,7 @@ function whenSeen(act) {
 
 // Draw a section anew, behind the one that is seen: nothing flickers, and what was focused, scrolled or opened stays so.
 export async function behind(host, body, draw) {
-  const was = state(host);
+  const was = kept(host);
   const width = host.clientWidth;
   Object.assign(body.style, { position: "absolute", visibility: "hidden", width: `${width}px` });
   host.append(body);
@@ -80,7 +75,8 @@ export async function behind(host, body, draw) {
 
 const FOCUSABLE = "a, button, input, select, summary, [tabindex]";
 
-function state(host) {
+// What of a section somebody has focused, scrolled or opened.
+export function kept(host) {
   const inside = [...host.querySelectorAll(FOCUSABLE)];
   const active = document.activeElement;
   return {
@@ -91,7 +87,8 @@ function state(host) {
   };
 }
 
-function restore(host, was) {
+// Of the section that is drawn anew.
+export function restore(host, was) {
   host.querySelectorAll("details").forEach((details, at) => { details.open = was.opened[at] ?? details.open; });
   host.querySelectorAll(".scroll").forEach((box, at) => Object.assign(box, was.scrolled[at]));
   const found = was.focused < 0 ? null : host.querySelectorAll(FOCUSABLE)[was.focused];

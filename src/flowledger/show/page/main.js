@@ -1,10 +1,10 @@
 // The page: a head, the views as tabs, and the one that is open. Views draw themselves when they are looked at.
 
-import { h, fill } from "./dom.js";
+import { h, fill, readable } from "./dom.js";
 import { language, say, speak, t } from "./words.js";
 import { address, change, go, place } from "./link.js";
 import { choices, open, part } from "./store.js";
-import { behind, listen } from "./live.js";
+import { behind, kept, listen, restore } from "./live.js";
 import { drawOverview } from "./overview.js";
 import { drawFlow } from "./flow.js";
 import { drawShapes } from "./shapes.js";
@@ -34,14 +34,14 @@ let drawing = 0; // a drawing that another one has overtaken is given up
 
 // A view is drawn with what it is asked for: { view, asked, data, choice, exact, choices, set } ; `set` changes what is asked.
 async function draw({ keep = false } = {}) {
-  const { view, asked } = place();
-  const name = view in VIEWS ? view : "overview";
+  const { view: name, asked } = looksAt();
   for (const link of document.querySelectorAll("nav a")) {
     link.setAttribute("aria-current", link.dataset.view === name ? "page" : "false");
   }
   for (const section of document.querySelectorAll("main > section")) section.hidden = section.id !== name;
   const mine = ++drawing;
   const found = await part(name, asked);
+  if (drawing !== mine) return;
   const host = document.getElementById(name);
   const shown = {
     view: name, asked, ...found, choices: choices(name), about: page.about, live: Boolean(page.live),
@@ -49,7 +49,7 @@ async function draw({ keep = false } = {}) {
   };
   const body = h("div", { class: "body" });
   const made = [h("h2", { tabindex: -1 }, t(name)), h("p", { class: "question" }, t(`${name}_asks`)), notes(shown), body];
-  const drawBody = async () => { if (found.data && !found.data.absent) await VIEWS[name](body, shown); };
+  const drawBody = () => (found.data && !found.data.absent ? tried(body, () => VIEWS[name](body, shown)) : null);
   if (keep) {
     const restore = await behind(host, body, drawBody);
     if (drawing !== mine) return;
@@ -64,12 +64,28 @@ async function draw({ keep = false } = {}) {
   drawn = name;
 }
 
+// What is asked for, of a view that there is.
+function looksAt() {
+  const { view, asked } = place();
+  return { view: Object.hasOwn(VIEWS, view) ? view : "overview", asked };
+}
+
+// A view that cannot be drawn says so; the other views are none the worse for it.
+async function tried(body, act) {
+  try {
+    await act();
+  } catch (error) {
+    console.error(error);
+    body.prepend(h("p", { class: "missing", role: "alert" }, t("view_failed", { why: error.message })));
+  }
+}
+
 // What a view lacks, and why; and whether something else is shown than what was asked for.
-function notes({ data, exact, choice }) {
+function notes({ data, exact, choice, live }) {
   const lines = (data?.missing ?? []).map((sentence) => h("p", { class: "missing" }, say(sentence)));
   if (!exact) {
     const there = Object.entries(choice).map(([name, value]) => `${t(name)} ${value}`).join(", ");
-    lines.unshift(h("p", { class: "missing" }, t("not_in_file", { there })));
+    if (there) lines.unshift(h("p", { class: "missing" }, t(live ? "not_in_run" : "not_in_file", { there })));
   }
   return lines;
 }
@@ -77,11 +93,11 @@ function notes({ data, exact, choice }) {
 function frame() {
   const about = page.about;
   const link = (name) => h("a", { href: address(name), "data-view": name }, t(name));
-  document.title = `${about.run} · flowledger`;
+  document.title = readable(`${about.run} · flowledger`);
   fill(document.getElementById("page"),
     h("a", { class: "skip", href: address(place().view, place().asked), onclick: skip }, t("skip")),
     h("header", null,
-      h("h1", null, about.run),
+      h("h1", { title: about.run }, about.run),
       h("p", { class: "about" }, ...facts(about)),
       h("div", { class: "switches" },
         h("button", { type: "button", id: "language", onclick: () => turn("lang", language() === "zh" ? "en" : "zh") },
@@ -109,12 +125,18 @@ function dark() {
   return document.documentElement.dataset.theme === "dark";
 }
 
-function turn(what, value) {
+async function turn(what, value) {
+  const now = () => document.querySelector("main > section:not([hidden])");
+  const [was, top] = [now() && kept(now()), window.scrollY];
   remember(what, value);
   if (what === "lang") speak(value);
   else document.documentElement.dataset.theme = value;
   frame();
-  draw();
+  document.getElementById(what === "lang" ? "language" : "theme").focus({ preventScroll: true });
+  await draw();
+  if (!was || !now()) return;
+  restore(now(), was);
+  window.scrollTo(0, top);
 }
 
 document.documentElement.dataset.theme = remembered("theme") ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
@@ -126,8 +148,8 @@ window.addEventListener("moved", () => draw());
 draw();
 if (page.live) {
   listen(page.live, {
-    looksAt: () => ({ ...place(), view: place().view in VIEWS ? place().view : "overview" }),
-    onnews: (views) => { if (views.has(place().view)) draw({ keep: true }); },
+    looksAt,
+    onnews: (views) => { if (views.has(looksAt().view)) draw({ keep: true }); },
     onabout: () => fill(document.querySelector("header .about"), ...facts(page.about)),
   });
 }

@@ -210,4 +210,7 @@ def _estimates(book: Book, peaks: Rows) -> Rows:
 
 
 def _nothing_at(step: int | None, rank: int | None) -> Text:
-    return text(f"No memory is known of step {step} on rank {rank}.", f"没有第 {step} 步在 rank {rank} 上的显存数据。")
+    at = " and ".join(f"{name} {value}" for name, value in (("step", step), ("rank", rank)) if value is not None)
+    return text(
+        f"No memory is known of {at or 'this run'}.", f"没有 {at.replace(' and ', '、') or '本次运行'} 的显存数据。"
+    )

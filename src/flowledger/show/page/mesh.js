@@ -8,13 +8,16 @@ import { pick } from "./mesh_pick.js";
 import { drawSquares } from "./mesh_squares.js";
 import { drawTensor } from "./mesh_tensor.js";
 import { drawWay } from "./mesh_way.js";
+import { part } from "./store.js";
 import { say, t } from "./words.js";
 
 const DENSE = ["pp", "dp", "cp", "sp", "tp"];
 const kept = { focus: null }; // what had the focus before the view was drawn anew
 
-export function drawMesh(host, shown) {
+export async function drawMesh(host, shown) {
   const { data, asked } = shown;
+  const step = await stepOf(shown);
+  if (step !== null) return shown.set({ step }, { quietly: true });
   const set = (more, focus) => { kept.focus = focus ?? null; shown.set(more); };
   const axes = sides(data, asked);
   const heat = heatOf(data, asked) ?? heatOf(data, { ...asked, heat: null });  // what is not known is not shown
@@ -33,6 +36,14 @@ export function drawMesh(host, shown) {
     h("h3", null, t("mesh_way")), drawWay(state));
   if (kept.focus) host.querySelector(`[data-focus="${CSS.escape(kept.focus)}"]`)?.focus({ preventScroll: true });
   kept.focus = null;
+}
+
+// Of a sample that a link names without its step: the step in which this file has it, where that is another one; else null.
+async function stepOf({ asked, choices, data, live }) {
+  const has = ({ samples }) => samples?.some((one) => one.sample_id === asked.sample);
+  if (live || !asked.sample || asked.step || has(data)) return null;
+  for (const { step } of choices) if (step && has((await part("mesh", { step })).data)) return step;
+  return null;
 }
 
 // Which axes go across and down: those asked for, else the two longest. `rest`: what the panels differ in.
@@ -65,7 +76,7 @@ function chosenTensor(data, asked) {
   return exact.find((entry) => `${entry.dims}` === asked.form) ?? exact[0] ?? (listed.length ? best(listed) : null);
 }
 
-function controls(shown, { data, asked, set, axes, heat }) {
+function controls(shown, { data, set, axes, heat, rank }) {
   const steps = [...new Set(shown.choices.map((choice) => choice.step).filter(Boolean))].sort((a, b) => a - b);
   const axis = (side) => pick(t(`mesh_${side}`), `mesh-${side}`, axes.known.map((name) => [name, name]), axes[side],
     (value) => set(value === axes[side === "across" ? "down" : "across"] ? { across: axes.down, down: axes.across } : { [side]: value }, `mesh-${side}`));
@@ -77,15 +88,18 @@ function controls(shown, { data, asked, set, axes, heat }) {
     stages.length > 1 ? pick(t("stage"), "mesh-stage", stages, heat.stage, (stage) => set({ stage }, "mesh-stage")) : null,
     axes.known.length > 1 ? [axis("across"), axis("down")] : null,
     data.size > 1 ? h("label", null, t("rank"), h("input", {
-      type: "number", min: 0, max: data.size - 1, value: asked.rank ?? "", "data-focus": "mesh-rank", style: { width: "6rem" },
-      onchange: (event) => set({ rank: event.target.value }, "mesh-rank"),
+      type: "number", min: 0, max: data.size - 1, value: rank ?? "", "data-focus": "mesh-rank", style: { width: "6rem" },
+      onchange: ({ target }) => {
+        if (!target.value || chosenRank(data, { rank: target.value }) !== null) set({ rank: target.value }, "mesh-rank");
+        else target.value = rank ?? "";
+      },
     })) : null);
 }
 
 // What the chosen rank has, in words: the same as its cell, in full.
 function held({ data, rank, heat }) {
   const cell = position(data, rank).cell;
-  const one = (name) => cell[name] && h("div", null, h("dt", null, t(`mesh_${name}`)), h("dd", null, part(cell[name])));
+  const one = (name) => cell[name] && h("div", null, h("dt", null, t(`mesh_${name}`)), h("dd", null, told(cell[name])));
   const places = data.axes.map(({ axis }) => `${axis} ${position(data, rank).at(axis)}`).join(" · ");
   const numbers = HEATS.flatMap((name) => {
     const found = heatOf(data, { heat: name, stage: heat?.name === name ? heat.stage : undefined });
@@ -102,6 +116,6 @@ function held({ data, rank, heat }) {
     data.dealing ? h("p", { class: "note" }, say(data.dealing)) : null);
 }
 
-function part({ count: many, which }) {
+function told({ count: many, which }) {
   return which === null ? t("mesh_each", { count: count(many) }) : `${which} (${count(many)})`;
 }

@@ -1,6 +1,7 @@
 // How much each rank did: the numbers of one kind and stage, how warm each is, and a sentence on their spread.
 
 import { bytes, count, seconds } from "./forms.js";
+import { own } from "./own.js";
 import { t } from "./words.js";
 
 export const HEATS = ["tokens", "seconds", "waited", "peak"];
@@ -12,8 +13,8 @@ export function heatOf(data, asked) {
   const name = known.includes(asked.heat) ? asked.heat : asked.heat && HEATS.includes(asked.heat) ? null : known[0];
   if (!name) return null;
   const stages = data.heat[name];
-  const usual = "" in stages ? "" : "update_actor" in stages ? "update_actor" : Object.keys(stages)[0];
-  const stage = asked.stage in stages ? asked.stage : usual;
+  const usual = ["", "update_actor"].find((one) => own(stages, one)) ?? Object.keys(stages)[0];
+  const stage = own(stages, asked.stage) ? asked.stage : usual;
   const numbers = stages[stage];
   const there = numbers.map((value, rank) => [value, rank]).filter(([value]) => value !== null);
   const most = there.reduce((a, b) => (b[0] > a[0] ? b : a), there[0] ?? [0, 0]);

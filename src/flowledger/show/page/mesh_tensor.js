@@ -24,9 +24,17 @@ export function drawTensor({ data, tensor, rank, set }) {
       })),
     h("div", { class: "mesh-beside" },
       tensor.why ? h("p", { class: "missing" }, say(tensor.why))
-        : tensor.logical_shape?.length ? picture(data, tensor, rank, part) : h("p", { class: "note" }, t("mesh_scalar")),
+        : otherDims(tensor) ?? (tensor.logical_shape?.length ? picture(data, tensor, rank, part) : h("p", { class: "note" }, t("mesh_scalar"))),
       h("div", { class: "mesh-told" }, facts(tensor), tensor.law ? lawOf(tensor) : null, mine(data, tensor, rank, part))));
 }
+
+// A sentence where parts have another number of dims than the whole: they do not lie in its box.
+function otherDims({ logical_shape: whole, parts }) {
+  const apart = parts.filter((part) => whole && (part.local_shape.length !== whole.length || part.box.length !== whole.length));
+  return apart.length ? h("p", { class: "missing" }, t("mesh_other_dims", { parts: forms(apart), whole: shape(whole) })) : null;
+}
+
+const forms = (parts) => [...new Set(parts.map((part) => shape(part.local_shape)))].slice(0, 4).join(", ");
 
 // The part that a rank holds; of a tensor of one layer the part of the rank that stands likewise in the stage that has the layer.
 function partOf(data, tensor, rank) {
@@ -50,11 +58,12 @@ function along(data, tensor, axis, rank) {
 
 function facts(tensor) {
   const symbols = tensor.dims.length ? `[${tensor.dims.join(", ")}]` : "[]";
+  const alike = tensor.parts.every((part) => part.local_shape.length === tensor.parts[0].local_shape.length);
   const extreme = (pick) => tensor.parts[0]?.local_shape.map((_, dim) => pick(...tensor.parts.map((part) => part.local_shape[dim])));
   const line = (name, value) => h("div", null, h("dt", null, name), h("dd", { class: "mono" }, value));
   return h("dl", { class: "mesh-held" },
     line(t("mesh_dims"), symbols), tensor.logical_shape ? line(t("logical_shape"), shape(tensor.logical_shape)) : null,
-    tensor.parts.length ? line(t("local_shape"), shape(extreme(Math.max), extreme(Math.min))) : null,
+    tensor.parts.length ? line(t("local_shape"), alike ? shape(extreme(Math.max), extreme(Math.min)) : forms(tensor.parts)) : null,
     line(t("mesh_placement"), tensor.placement.length ? tensor.placement.join(", ") : t("mesh_replicated")),
     line(t("mesh_lies_on"), t(`mesh_on_${tensor.mesh}`)),
     tensor.layer === null ? null : line(t("mesh_layer"), tensor.layers > 1 ? t("mesh_layer_of", { layer: tensor.layer, layers: tensor.layers }) : tensor.layer));

@@ -3,6 +3,7 @@
 import { h } from "./dom.js";
 import { ABSENT, count, number } from "./forms.js";
 import { address } from "./link.js";
+import { own } from "./own.js";
 import { say, t } from "./words.js";
 
 const DID = ["prompt", "rollout", "reward"];
@@ -45,11 +46,11 @@ function way(sample, data) {
 const along = (steps, rank) => steps.reduce((place, [stride, degree]) => place * degree + (Math.floor(rank / stride) % degree), 0);
 
 function learnt(sample, { stage }, data) {
-  const told = {
+  const told = own({
     prompt: [["prompt_length", sample.prompt_length]],
     rollout: [["response_length", sample.response_length], ["finish_reason", sample.finish_reason]],
     reward: [["reward", sample.reward]], filter: [["dropped_reason", sample.dropped_reason]], advantage: [["advantage", sample.advantage]],
-  }[stage] ?? [];
+  }, stage) ?? [];
   const values = told.filter(([, value]) => value !== null && value !== undefined)
     .map(([name, value]) => `${t(`mesh_${name}`)} ${typeof value === "number" ? number(value) : value}`).join(", ");
   if (!stage.startsWith("update_")) return values || ABSENT;

@@ -4,6 +4,7 @@ import { chart } from "./chart.js";
 import { fill, h, s } from "./dom.js";
 import { bytes, count, percent, seconds, written } from "./forms.js";
 import { address } from "./link.js";
+import { own } from "./own.js";
 import { dressed } from "./theme.js";
 import { say, t } from "./words.js";
 
@@ -12,7 +13,7 @@ const MOST = 12; // findings that stand open; the others are a click away
 export async function drawOverview(host, { data, about }) {
   const time = h("div"), memory = h("div");
   const alone = about.sources.every((source) => source === "plan"); // a plan's own verdict comes first, a run's before that of its plan
-  fill(host, stopped(data.stopped), alone ? planned(data.plan) : null, verdict(data), findings(data.findings), tiles(data), alone ? null : planned(data.plan, { heading: true }),
+  fill(host, stopped(data.stopped), alone ? planned(data.plan) : null, verdict(data), outside(data.unhealthy), findings(data.findings), tiles(data), alone ? null : planned(data.plan, { heading: true }),
     h("div", { class: "halves" }, timePart(data.time, time), memoryPart(data.memory, memory), facts(data.facts), laws(data.findings)));
   if (data.time.bars?.length) {
     await chart(time, data.time.charts.time, dressed(data.time.bars), { label: t("where_time") });
@@ -33,7 +34,7 @@ const SHAPES = {
 
 // A verdict by shape, colour and word.
 function mark(of, { silent = false } = {}) {
-  const [outline, sign] = SHAPES[of] ?? SHAPES.skipped;
+  const [outline, sign] = own(SHAPES, of) ?? SHAPES.skipped;
   return h("span", { class: `verdict ${of}` },
     s("svg", { viewBox: "0 0 16 16", width: 16, height: 16, "aria-hidden": "true" },
       s("path", { d: outline, class: "outline" }), s("path", { d: sign, class: "sign" })),
@@ -45,6 +46,14 @@ function verdict({ findings, counts }) {
   const worst = counts.fail ? "fail" : counts.warn ? "warn" : counts.pass ? "pass" : "skipped";
   const said = !findings.length ? t("nothing_checked") : bad ? t("to_look_at", { bad }) : counts.pass ? t("all_well", { passed: counts.pass }) : t("nothing_checked");
   return h("p", { class: `headline ${worst}` }, mark(worst), h("strong", null, said), tally(counts));
+}
+
+// What is not as it is where things go well: numbers, not yet alarms.
+function outside(metrics) {
+  if (!metrics.length) return null;
+  const links = metrics.slice(0, MOST).flatMap((metric, at) => [at ? ", " : "",
+    h("a", { href: address("signals", { find: metric.name }) }, `${metric.name} ${written(metric.value, "number")}`)]);
+  return h("p", { class: "note" }, t("outside_healthy", { n: metrics.length }), " ", links, metrics.length > MOST ? " …" : "");
 }
 
 function tally(counts) {

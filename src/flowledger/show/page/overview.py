@@ -36,6 +36,7 @@ def data(book: Book, at: Choice) -> Data:
         "stopped": stopped(book),
         "plan": plan_of(book),
         "figures": figures(book),
+        "unhealthy": unhealthy(book),
         "cost": cost,
         "cost_said": cost and said_of_cost(cost),
         "time": time,
@@ -43,6 +44,18 @@ def data(book: Book, at: Choice) -> Data:
         "facts": facts(book),
         "missing": [],
     }
+
+
+def unhealthy(book: Book) -> list[Data]:
+    """Metrics whose last number lies outside the range that is healthy: no alarm by themselves, but to be known."""
+    found = []
+    for metric in book.metrics:
+        if metric.healthy is None or not metric.values:
+            continue
+        value, (low, high) = metric.values[max(metric.values)], metric.healthy
+        if (low is not None and value < low) or (high is not None and value > high):
+            found.append({"name": metric.name, "value": value, "step": max(metric.values)})
+    return found
 
 
 def _finding(row: Mapping[str, Any]) -> Data:

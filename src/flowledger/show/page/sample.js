@@ -3,6 +3,7 @@
 import { fill, h } from "./dom.js";
 import { ABSENT, count, number, seconds, written } from "./forms.js";
 import { address } from "./link.js";
+import { own } from "./own.js";
 import { drawGroup } from "./sample_group.js";
 import { drawPicker } from "./sample_picker.js";
 import { drawStrip } from "./sample_strip.js";
@@ -86,7 +87,7 @@ const IDENTITY = ["sample_id", "group_id"];
 
 function learnt(hop, trained) {
   const lines = Object.entries(hop.values).filter(([name]) => name !== "trained")
-    .map(([name, value]) => `${KNOWN[name] ? t(KNOWN[name]) : name} ${written(value)}`);
+    .map(([name, value]) => `${own(KNOWN, name) ? t(KNOWN[name]) : name} ${written(value)}`);
   if (hop.values.trained) {
     for (const part of trained) {
       const tokens = part.tokens ?? (part.stop > part.start ? [[part.start, part.stop]] : []);

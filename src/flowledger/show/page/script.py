@@ -10,7 +10,7 @@ from graphlib import CycleError, TopologicalSorter
 from importlib.resources import files
 
 FIRST = "main.js"
-IMPORT = re.compile(r'^import \{ ([\w, ]+) \} from "\./([\w-]+\.js)";$', re.MULTILINE)
+IMPORT = re.compile(r'^import \{ (\w+(?:, \w+)*) \} from "\./([\w-]+\.js)";$', re.MULTILINE)
 EXPORT = re.compile(r"^export (async function|function|const) (\w+)", re.MULTILINE)
 
 

@@ -3,6 +3,7 @@
 import { fill, h, s } from "./dom.js";
 import { ABSENT, bytes, percent, shape, written } from "./forms.js";
 import { address } from "./link.js";
+import { own } from "./own.js";
 import { search, table } from "./table.js";
 import { say, t } from "./words.js";
 
@@ -107,7 +108,7 @@ function columns({ beside, judged, tensors }, { as }) {
 
 // Not searched: the bug of one tensor speaks of others.
 function bugOf(row, tensors) {
-  const said = say(tensors[row.tensor_name]?.common_bug);
+  const said = say(own(tensors, row.tensor_name)?.common_bug);
   return said ? h("div", { class: "clamped", title: said }, said) : ABSENT;
 }
 
@@ -183,7 +184,7 @@ function symbols(rows, bindings) {
 
 function explanation(state, rows, data, { close, show }) {
   const name = state.tensor;
-  const known = data.tensors[name];
+  const known = own(data.tensors, name);
   const mine = rows.filter((row) => row.tensor_name === name);
   const row = mine.find((one) => keyOf({ at: one.place, tensor: one.tensor_name, dims: one.dims }) === keyOf(state));
   return h("aside", { class: "panel", "aria-label": name, onkeydown: (event) => { if (event.key === "Escape") close(); } },

@@ -21,10 +21,10 @@ export function choices(view) {
 export async function part(view, asked) {
   const here = held.document.views[view];
   if (held.document.live) await fetched(view, here, asked);
-  const wanted = Object.fromEntries(Object.entries(asked ?? {}).filter(([name]) => CHOOSES.includes(name)));
+  const wanted = named(asked);
   const best = nearest(here, wanted);
   const choice = Object.fromEntries(new URLSearchParams(best));
-  const exact = Object.entries(wanted).every(([name, value]) => choice[name] === undefined || choice[name] === value);
+  const exact = Object.entries(wanted).every(([name, value]) => choice[name] === value || (choice[name] === undefined && chooses(name, value)));
   return { data: here.at[best], choice, exact };
 }
 
@@ -45,6 +45,19 @@ function take(view, parts) {
 }
 
 const CHOOSES = ["rank", "sample", "step"];
+const WHOLE = /^(0|[1-9]\d{0,14})$/; // a rank and a step are counted from 0
+
+const chooses = (name, value) => name === "sample" || WHOLE.test(value);
+
+function named(asked) {
+  return Object.fromEntries(CHOOSES.filter((name) => asked?.[name]).map((name) => [name, asked[name]]));
+}
+
+// What to ask a server for, as a query: nothing, which is the first choice, where a word of the link can be no choice.
+export function query(asked) {
+  const words = Object.entries(named(asked));
+  return words.every(([name, value]) => chooses(name, value)) ? words : [];
+}
 
 // The choice that agrees in most of what is asked for, the first where several do.
 function nearest(here, wanted) {
@@ -58,11 +71,18 @@ function nearest(here, wanted) {
 }
 
 async function fetched(view, here, asked) {
-  const named = CHOOSES.filter((name) => asked?.[name] !== undefined).map((name) => [name, asked[name]]);
-  const key = named.length ? new URLSearchParams(named).toString() : here.first;
-  if (key in here.at && !here.old?.has(key)) return;
+  const key = new URLSearchParams(query(asked)).toString() || here.first;
+  if (await has(view, here, key) || key === here.first) return;
+  await has(view, here, here.first);  // what the server does not give is not there: the first is shown in its place
+}
+
+// Whether a part is held, and no old one, by now.
+async function has(view, here, key) {
+  if (Object.hasOwn(here.at, key) && !here.old?.has(key)) return true;
   try {
     const answer = await fetch(`view/${view}?${key}`, { headers: { Accept: "application/json" } });
     if (answer.ok) take(here, await answer.json());
+    return answer.ok;
   } catch { /* the server is away: what is held is shown */ }
+  return false;
 }

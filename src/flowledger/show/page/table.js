@@ -19,7 +19,8 @@ export function table(columns, rows, { label, state = {}, onstate, onrow, mark }
   }));
   function refresh() {
     const found = rows.filter((row) => matches(row, columns, state.find));
-    const sorted = state.sort ? ordered(found, columns.find((column) => column.name === state.sort), state.down) : found;
+    const by = columns.find((column) => column.name === state.sort);
+    const sorted = by ? ordered(found, by, state.down) : found;
     fill(body, sorted.slice(0, MOST).map((row) => line(row, columns, { onrow, mark })));
     heads.forEach((cell, at) => cell.setAttribute("aria-sort",
       columns[at].name !== state.sort ? "none" : state.down ? "descending" : "ascending"));

@@ -1,11 +1,13 @@
 // The page's own words, in the language that is switched on.
 
+import { own } from "./own.js";
+
 const spoken = { lang: "en", words: {} };
 
 export function speak(lang, words) {
-  spoken.lang = lang;
+  spoken.lang = lang === "zh" ? "zh" : "en";
   if (words) spoken.words = words;
-  document.documentElement.lang = lang === "zh" ? "zh-CN" : "en";
+  document.documentElement.lang = spoken.lang === "zh" ? "zh-CN" : "en";
 }
 
 export function language() {
@@ -14,8 +16,8 @@ export function language() {
 
 // A word of words.toml, with {names} filled in. A key that is missing shows itself.
 export function t(key, values) {
-  const found = spoken.words[key]?.[spoken.lang] ?? key;
-  return found.replace(/\{(\w+)\}/g, (whole, name) => values?.[name] ?? whole);
+  const found = own(spoken.words, key)?.[spoken.lang] ?? key;
+  return found.replace(/\{(\w+)\}/g, (whole, name) => own(values ?? {}, name) ?? whole);
 }
 
 // A sentence that came in both languages.
