@@ -11,9 +11,12 @@ import pytest
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome", "chrome")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """One browser for all tests of a worker. Where there is none, CI fails and other machines skip."""
+    """One browser a file: its event loop runs as long as it is open, and tests elsewhere have loops of their own.
+
+    Where there is none, CI fails and other machines skip.
+    """
     found = next(filter(None, map(shutil.which, CHROMIUM)), None)
     if found is None:
         told = "no Chromium here (Debian: apt-get install chromium)"

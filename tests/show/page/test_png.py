@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from flowledger.cli.page import book_of, write_png
+from flowledger.cli.page import book, write_png
 from flowledger.flow.errors import BadInput
 from flowledger.ledger.directory import create
 from flowledger.ledger.manifest import Manifest
+from flowledger.ledger.reader import Ledger
 from flowledger.show.page import png, views
 from flowledger.show.page.theme import dressed
 
@@ -16,8 +17,8 @@ SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def test_a_run_gives_its_charts(recorded: Path, planned: Path) -> None:
-    with book_of(recorded, planned) as book:
-        drawn = dict(png.pictures(book))
+    with Ledger(recorded) as ledger, Ledger(planned) as beside:  # of another job, which is no matter here
+        drawn = dict(png.pictures(book(ledger, beside)))
     assert drawn.keys() >= {
         "overview-time", "overview-memory", "memory-kinds", "memory-allocator", "memory-stages", "signals-metrics", "signals-timeline",
         "signals-distributions",
