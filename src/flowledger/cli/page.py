@@ -1,6 +1,5 @@
 """What `show RUN --html`, `--png` and `watch RUN --serve` put into a page: the run, the plan beside it, and what is said of them."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from errno import EISDIR
@@ -60,17 +59,14 @@ def _write(book: "Book", out: Path, lang: str) -> int:
 
 def _replace(target: Path, made: bytes) -> None:
     """Write a file whole or not at all: where the disk is full, the one that was there stays."""
+    from flowledger.ledger.directory import write_aside
+
     if target.is_dir():
         raise IsADirectoryError(EISDIR, "it is a directory; name a file in it")
     if target.exists() and not target.is_file():  # a pipe or a device is written to
         target.write_bytes(made)
         return
-    aside = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        aside.write_bytes(made)
-        aside.replace(target)
-    finally:
-        aside.unlink(missing_ok=True)
+    write_aside(target, made)
 
 
 @contextmanager
