@@ -92,3 +92,20 @@ export function walked(event) {
   event.preventDefault();
   next.focus();
 }
+
+// Columns beside each other from `left` on, and one for what is after the step: each has what it needs at least, and of what is over
+// its share. Every other stage is odd, so that bands can be told apart.
+export function spread(columns, { least, share, left, width, after }) {
+  const spare = Math.max(0, width - left - after - least.reduce((a, b) => a + b, 0));
+  const all = share.reduce((a, b) => a + b, 0);
+  let x = left;
+  let stages = -1;
+  const placed = columns.map((column, at) => {
+    if (at === 0 || columns[at - 1].stage !== column.stage) stages += 1;
+    const wide = least[at] + (spare * share[at]) / all;
+    const made = { ...column, at, x, odd: stages % 2 === 1, width: wide, middle: x + wide / 2 };
+    x += wide;
+    return made;
+  });
+  return [...placed, { stage: null, phase: null, at: placed.length, x, odd: stages % 2 === 0, width: after, middle: x + after / 2, after: true }];
+}

@@ -1,6 +1,8 @@
 // Where everything of the flow stands: columns from left to right, strands below one another in one order that holds in every
 // column, so that no two of them ever cross.
 
+import { spread } from "./flow_columns.js";
+
 export const LINE = 12; // the height of a label
 const GAP = 5; // between strands
 export const PAD = 13; // between the edge of a column and what is born or ends in it
@@ -31,19 +33,7 @@ function placed(data, { width, measure, heading, afterwards }) {
   const born = data.columns.map((_, at) => data.strands.filter((strand) => strand.pieces.some((piece) => piece.born === at)).length);
   const least = data.columns.map((column) => Math.max(48, measure(heading(column), true) + 14));
   const after = measure(afterwards, false) + 16;
-  const spare = Math.max(0, width - after - least.reduce((a, b) => a + b, 0));
-  const share = born.map((count) => 1 + Math.min(count, 5) / 2);
-  const all = share.reduce((a, b) => a + b, 0);
-  let x = 0;
-  let stages = -1;
-  const columns = data.columns.map((column, at) => {
-    if (at === 0 || data.columns[at - 1].stage !== column.stage) stages += 1;
-    const wide = least[at] + (spare * share[at]) / all;
-    const made = { ...column, at, x, odd: stages % 2 === 1, width: wide, middle: x + wide / 2 };
-    x += wide;
-    return made;
-  });
-  return [...columns, { stage: null, phase: null, at: columns.length, x, width: after, odd: stages % 2 === 0, middle: x + after / 2, after: true }];
+  return spread(data.columns, { least, share: born.map((count) => 1 + Math.min(count, 5) / 2), left: 0, width, after });
 }
 
 // What stays first, for it is straight; then kind by kind, in each those that are made first, of these those that live longest.

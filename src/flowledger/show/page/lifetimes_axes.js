@@ -1,5 +1,6 @@
 // Two axes for lifetimes: the stages one after another, each as wide as what happens in it, or the time.
 
+import { spread } from "./flow_columns.js";
 import { t } from "./words.js";
 
 const RIGHT = 16; // pixels left free at the right edge
@@ -50,19 +51,7 @@ function placed(data, rows, { left, width, measure }) {
   const after = measure(t("flow_after"), false) + 16;
   const least = data.columns.map((column) => Math.max(40, measure(column.phase ?? column.stage ?? "·", true) + 12));
   const count = data.columns.map((_, at) => rows.filter((row) => row.born === at || row.freed === at).length);
-  const spare = Math.max(0, width - left - after - least.reduce((a, b) => a + b, 0));
-  const share = count.map((many) => 1 + Math.min(many, 16) / 4);
-  const all = share.reduce((a, b) => a + b, 0);
-  let x = left;
-  let stages = -1;
-  const columns = data.columns.map((column, at) => {
-    if (at === 0 || data.columns[at - 1].stage !== column.stage) stages += 1;
-    const wide = least[at] + (spare * share[at]) / all;
-    const made = { ...column, at, x, odd: stages % 2 === 1, width: wide, middle: x + wide / 2 };
-    x += wide;
-    return made;
-  });
-  return [...columns, { stage: null, phase: null, at: columns.length, x, odd: stages % 2 === 0, width: after, middle: x + after / 2, after: true }];
+  return spread(data.columns, { least, share: count.map((many) => 1 + Math.min(many, 16) / 4), left, width, after });
 }
 
 // Each at its time; the stages are the bands between. What has no time is not moved, but left out.
