@@ -6,6 +6,7 @@ from typing import Any
 from flowledger.flow.errors import BadInput, nearest
 from flowledger.ledger.reader import Ledger
 from flowledger.show.export_rows import SPANS, Steps
+from flowledger.show.report import telling_sample
 
 # Where a sample was: the micro-batch that took it, else the stage; and spans that are of this sample alone.
 STOPS = f"""
@@ -50,7 +51,7 @@ def path_of(ledger: Ledger, sample: str | None, steps: Steps) -> Path | None:
     Raises BadInput for a sample that the run does not have.
     """
     if sample is None:
-        sample = _telling(ledger, steps)
+        sample = telling_sample(ledger, steps.bounds)
         if sample is None:
             return None
     elif not ledger.rows("SELECT 1 FROM samples WHERE sample_id = ? AND source <> 'plan' LIMIT 1", [sample]):
@@ -65,15 +66,3 @@ def path_of(ledger: Ledger, sample: str | None, steps: Steps) -> Path | None:
         {"sample": sample},
     )
     return Path(sample, tuple(stops)) if stops else None
-
-
-def _telling(ledger: Ledger, steps: Steps) -> str | None:
-    """One whose tokens were recorded, with the largest advantage; else any that there is."""
-    first, last = steps.bounds
-    rows = ledger.rows(
-        "SELECT s.sample_id FROM samples_merged s LEFT JOIN (SELECT DISTINCT sample_id FROM tokens) t ON s.sample_id = t.sample_id "
-        "WHERE s.source <> 'plan' AND coalesce(s.step, $first) BETWEEN $first AND $last "
-        "ORDER BY t.sample_id IS NULL, abs(coalesce(s.advantage, 0)) DESC, s.sample_id LIMIT 1",
-        {"first": first, "last": last},
-    )
-    return rows[0]["sample_id"] if rows else None

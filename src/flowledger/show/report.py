@@ -52,11 +52,16 @@ def shortened(made: Table) -> Table:
     return made
 
 
-def telling_sample(ledger: Ledger) -> str | None:
-    """The sample that shows most: one whose tokens were recorded, with the largest advantage; else any that was trained on."""
+def telling_sample(ledger: Ledger, within: tuple[int, int] | None = None) -> str | None:
+    """The sample that shows most: one whose tokens were recorded, with the largest advantage; else any that was trained on.
+
+    `within`: the first and the last step that it may be of; what is of no step is of any.
+    """
     rows = ledger.rows(
         "SELECT s.sample_id FROM samples_merged s LEFT JOIN (SELECT DISTINCT sample_id FROM tokens) t ON s.sample_id = t.sample_id "
-        "WHERE s.source <> 'plan' ORDER BY t.sample_id IS NULL, abs(coalesce(s.advantage, 0)) DESC, s.sample_id LIMIT 1"
+        "WHERE s.source <> 'plan' AND ($first IS NULL OR coalesce(s.step, $first) BETWEEN $first AND $last) "
+        "ORDER BY t.sample_id IS NULL, abs(coalesce(s.advantage, 0)) DESC, s.sample_id LIMIT 1",
+        dict(zip(("first", "last"), within or (None, None), strict=True)),
     )
     return rows[0]["sample_id"] if rows else None
 
