@@ -1,6 +1,7 @@
 """verl's own trainers, recorded: nothing of them changes, and the ledger has every tensor and stage of their two steps."""
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from flowledger.ledger.reader import Ledger
 RECORD = (sys.executable, "-m", "flowledger", "record")
 B, MICRO, P, R = 16, launch.MICRO_BATCH, 64, launch.RESPONSE_TOKENS
 STEPS = range(1, launch.STEPS + 1)
+RESUMED = launch.STEPS + 1
+KEPT = """SELECT rank, split_part(name, '_', 2) AS what, value FROM metrics
+    WHERE starts_with(name, 'checkpoint/' || ? || '_') ORDER BY ALL"""
 TRAINERS: dict[str, Callable[..., launch.Launch]] = {"v0": launch.verl_v0, "v1": launch.verl_v1}
 IN_WORKER = {
     ("old_log_prob", "full_sequence"), ("old_log_prob", "new_log_prob"), ("old_log_prob", "entropy"),
@@ -29,11 +33,12 @@ IN_DRIVER = {
 }  # fmt: skip
 
 
-@pytest.mark.timeout(4 * launch.TIMEOUT_S)
+@pytest.mark.timeout(5 * launch.TIMEOUT_S)
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_recording_changes_nothing_and_the_ledger_has_all_of_it(trainer: str, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "rollouts").mkdir()
-    job = TRAINERS[trainer](folder, settings=("trainer.save_freq=2", "trainer.resume_mode=disable"))
+    kept = (f"trainer.default_local_dir={tmp_path / 'checkpoints'}", "trainer.save_freq=2")
+    job = TRAINERS[trainer](folder, settings=(*kept, "trainer.resume_mode=disable"))
     replay = {
         "REPLAY": str(tmp_path / "rollouts"),
         "VERL_USE_EXTERNAL_MODULES": "replay",
@@ -51,6 +56,23 @@ def test_recording_changes_nothing_and_the_ledger_has_all_of_it(trainer: str, fo
     _agree(trainer, metrics.timeless_verl(printed), again)
     with Ledger(run) as ledger:
         _is_whole(ledger, trainer, metrics.of_verl(printed))
+        written = ledger.rows(KEPT, ["written"])
+    more = (*kept, "trainer.resume_mode=auto", f"trainer.total_training_steps={RESUMED}")
+    _resume(TRAINERS[trainer](folder, settings=more), tmp_path / "resumed", written)
+
+
+def _resume(job: launch.Launch, run: Path, written: list[dict[str, Any]]) -> None:
+    """One step more, from what was kept: it is what was written, and steps and weights are counted on."""
+    launch.run(job, run.with_suffix(".txt"), prefix=(*RECORD, "-o", str(run), "--level", "tokens", "--"))
+    with Ledger(run) as ledger:
+        assert ledger.rows("SELECT id, message FROM findings WHERE verdict IN ('fail', 'warn')") == []
+        assert written and ledger.rows(KEPT, ["restored"]) == written
+        assert ledger.rows("SELECT DISTINCT step FROM tensors WHERE role IS NOT NULL") == [{"step": RESUMED}]
+        samples = ledger.rows("SELECT step, versions, finish_reason FROM samples_merged")
+        ended = ledger.rows("SELECT finish_reason, count(*) AS n FROM requests GROUP BY ALL ORDER BY ALL")
+    assert [(row["step"], row["versions"]) for row in samples] == [(RESUMED, [RESUMED - 1])] * B
+    told = Counter(row["finish_reason"] for row in samples)
+    assert [(row["finish_reason"], row["n"]) for row in ended] == sorted(told.items())  # as the engine says itself
 
 
 def _agree(trainer: str, one: list[dict[str, float]], other: list[dict[str, float]]) -> None:

@@ -98,6 +98,15 @@ def test_the_driver_is_no_rank_and_its_timers_are_the_stages_of_its_steps(driver
     assert rows(driver[0], "SELECT role, rank FROM processes") == [("driver", None)]
 
 
+def test_a_worker_knows_why_each_response_ended(worker):
+    """[…, 28], […, 38] and […, 16] end a response for the tokenizer or the model; four tokens are the limit."""
+    found = rows(
+        worker,
+        "SELECT step, list(finish_reason ORDER BY finish_reason) FROM samples_merged GROUP BY step ORDER BY step",
+    )
+    assert found == [(1, ["length", "length", "stop", None]), (2, ["length", "stop", "stop", None])]
+
+
 def test_the_drivers_batches_have_the_flows_names_and_sizes(driver):
     found = dict(
         rows(driver[0], "SELECT tensor_name, list(DISTINCT dims) FROM tensors WHERE stage = 'rollout' GROUP BY 1")

@@ -1,11 +1,11 @@
 """What calls tell beside tensors: versions, names, tokenizers, models, numbers."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
 
-from flowledger.record import checkpoint_files, lineage, numbering
+from flowledger.record import checkpoint_files, endings, lineage, numbering
 from flowledger.record.numbering import Numbering
 from flowledger.record.observe import Observer
 from flowledger.record.position import Frame
@@ -36,7 +36,7 @@ class Facts:
         self._told: set[str] = set()  # metrics that come from the arguments of calls
         self._takers: dict[str, Callable[[Any, str, Frame, int], None]] = {
             "tokenizer": self._tokenizer, "model": lambda model, _of, _frame, _now: meet(model), "metric": self._number,
-            "scalar": self._scalar,
+            "scalar": self._scalar, "end_tokens": self._ends,
             "metrics": self._numbers, "responses": self._responses, "received_weights": self._received,
             **{name: partial(self._checkpoint, how) for name, how in _CHECKPOINTS.items()},
         }  # fmt: skip
@@ -82,10 +82,15 @@ class Facts:
         for raw, number in numbers.items():
             self._metric(canonical(of, str(raw)), number, frame, now, raw=str(raw))
 
+    def _ends(self, tokens: Any, _of: str, _frame: Frame, _now: int) -> None:
+        """A token that ends a response, or several: of whoever says one, each counts."""
+        told = tokens if isinstance(tokens, Iterable) else (tokens,)
+        self._observer.facts["end_tokens"] = {*self._observer.facts.get("end_tokens", ()), *told}
+
     def _responses(self, responses: Sequence[Sequence[int]], _of: str, frame: Frame, _now: int) -> None:
-        known = self._observer.facts
-        ends = {*known.get("end_tokens", ()), known.get("pad_token")}
-        frame.columns = _ends(responses, ends) | (frame.columns or {})
+        last, lengths = [one[-1] if len(one) else None for one in responses], [len(one) for one in responses]
+        ended = endings.reasons(last, lengths, self._observer.facts.get("end_tokens", ()), None)
+        frame.columns = {"response_length": [*lengths], "finish_reason": [*ended], **(frame.columns or {})}
 
     def _checkpoint(self, how: str, folder: Any, _of: str, frame: Frame, now: int) -> None:
         if folder:
@@ -108,11 +113,3 @@ class Facts:
                     steps = float(sum(1 for _ in alike))
                     self._metric("rollout/running", running, frame, now, steps)
                     self._metric("rollout/waiting", waiting, frame, now, steps)
-
-
-def _ends(responses: Sequence[Sequence[int]], ends: Collection[int | None]) -> dict[str, list[Any]]:
-    """Length and finish reason of each response; without a token at its end that ends one, or a pad, it was cut off."""
-    return {
-        "response_length": [len(one) for one in responses],
-        "finish_reason": ["stop" if len(one) and one[-1] in ends else "length" for one in responses],
-    }

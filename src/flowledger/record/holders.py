@@ -17,7 +17,7 @@ from typing import Any
 DEPTH = 3
 OBJECTS = 4_000  # looked at within the variables of one frame or module
 NEAR = 12  # innermost frames that are searched to the full depth before anything else
-SECONDS = 0.1
+SECONDS = 0.02
 _PLAIN = (str, bytes, int, float, bool, type(None), type, ModuleType)
 _OURS = "flowledger.record"
 

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from flowledger.record import endings
 from flowledger.record.jagged import Jagged
 from flowledger.record.position import Frame
 
@@ -79,10 +80,13 @@ def _by_content(groups: Sequence[str], rows: Any) -> list[str]:
     return found
 
 
-def columns(frame: Frame, values: Mapping[str, Any], ragged: Mapping[str, Jagged]) -> dict[str, list[Any]]:
-    """What a batch of named samples says of each: its group, its lengths and, where it was just scored, its reward.
+def columns(
+    frame: Frame, values: Mapping[str, Any], ragged: Mapping[str, Jagged], facts: Mapping[str, Any]
+) -> dict[str, list[Any]]:
+    """What a batch of named samples says of each: its group, its lengths, why it ended and, where it was just scored, its reward.
 
-    values: tensors by name, padded; ragged: those whose rows have their own lengths. What lies on a device is not looked at.
+    values: tensors by name, padded; ragged: those whose rows have their own lengths; facts: what calls have told beside
+    them. What lies on a device is not looked at.
     """
     found: dict[str, list[Any]] = {"group_id": list(frame.groups or ())}
     for name, column in LENGTHS.items():
@@ -91,6 +95,7 @@ def columns(frame: Frame, values: Mapping[str, Any], ragged: Mapping[str, Jagged
     mask, prompts = values.get("attention_mask"), values.get("prompt_ids")
     if mask is not None and prompts is not None and mask.is_cpu and len(mask) == len(prompts):
         found["prompt_length"] = mask[:, : prompts.shape[1]].sum(1).tolist()
+    found["finish_reason"] = endings.of_batch(values, ragged, facts)
     if frame.stage in ("rollout", "reward"):
         found |= _rewards(values.get("token_level_reward"), ragged.get("token_level_reward"))
     return {column: listed for column, listed in found.items() if len(listed) == len(frame.sample_ids or ())}

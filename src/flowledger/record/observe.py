@@ -219,7 +219,7 @@ class Observer:
     ) -> None:
         ids = frame.sample_ids or []
         if frame.groups is not None and frame.scope != "micro_batch":
-            frame.columns = (frame.columns or {}) | lineage.columns(frame, values, ragged)
+            frame.columns = (frame.columns or {}) | lineage.columns(frame, values, ragged, self.facts)
         if frame.scope == "stage" or (frame.groups is not None and frame.scope != "micro_batch"):
             columns = frame.columns = frame.columns or {}
             for name, value in values.items():

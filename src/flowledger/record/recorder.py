@@ -31,6 +31,7 @@ from flowledger.record.watch import Named, Watch, pick
 from flowledger.record.weight_stream import counted
 
 clock = time.monotonic_ns
+spent = time.thread_time_ns  # CPU time: what is waited for while others run is not the recorder's
 
 
 class Sink(Protocol):
@@ -108,7 +109,7 @@ class Recorder:
         self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Frame, AbstractContextManager[Any] | None]:
         """Open the span of a call; returns its frame, and what the call is to run in, if anything."""
-        began = clock()
+        began, before = clock(), spent()
         here, probe = self._here, watch.probe
         if watch.scope in ("step", "stage"):
             self.edges.end(watch.scope)
@@ -131,15 +132,14 @@ class Recorder:
             self._hush(False)
         if self._device.awake(watch.scope):
             self._device.entered(watch, frame)
-        now = clock()
-        self.own_ns += now - began
+        self.own_ns += spent() - before
         if watch.whole:
-            frame.start_ns = now
+            frame.start_ns = clock()
         return frame, around
 
     def leave(self, watch: Watch, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Close the span of a call that returned."""
-        began = clock()
+        began, before = clock(), spent()
         if self._here.frame is not frame:
             self.edges.end_within(frame)
         self._hush(True)
@@ -149,18 +149,18 @@ class Recorder:
         if frame.done_step is not None:
             self._done(frame.done_step)
         self._hush(False)
-        self.own_ns += clock() - began
+        self.own_ns += spent() - before
 
     def fail(self, watch: Watch, frame: Frame, error: BaseException) -> None:
         """Close the span of a call that raised; what a stage or a step did not finish becomes a finding."""
-        began = clock()
+        began, before = clock(), spent()
         self.edges.end_within(frame, error)
         self._hush(True)
         self._device.raised(frame, error, began)
         self.guard(self._failures.passed, frame, error, began)
         self._close(watch, frame, began, failed=True)
         self._hush(False)
-        self.own_ns += clock() - began
+        self.own_ns += spent() - before
 
     def _done(self, step: int) -> None:
         """A step has ended, as a call has said: what comes belongs to the next, and the policy has learnt of this one."""
@@ -189,11 +189,11 @@ class Recorder:
 
     def see(self, watch: Watch, frame: Frame, access: str, named: Named) -> None:
         """What a call has to show before it ends."""
-        began = clock()
+        began, before = clock(), spent()
         self._hush(True)
         self.guard(self._observer.see, watch, frame, access, named, began)
         self._hush(False)
-        self.own_ns += clock() - began
+        self.own_ns += spent() - before
 
     def here(self) -> Frame:
         """The innermost call that is open in this thread; elsewhere the newest of any."""
@@ -372,11 +372,11 @@ class Recorder:
 
     def guard_hook(self, work: Callable[..., Any], *args: Any) -> Any:
         """`guard` for what runs in the middle of the job's own work: timed, and not seen by the operators' watch."""
-        began = clock()
+        before = spent()
         hushed = self._hush(True)
         result = self.guard(work, *args)
         self._hush(hushed)
-        self.own_ns += clock() - began
+        self.own_ns += spent() - before
         return result
 
     def _hush(self, quiet: bool) -> bool:

@@ -12,8 +12,9 @@ watching), `@metric:NAME` (a number), `@scalar:NAME` (one that is read at level
 `tables/metric_names.toml` knows), `@bind:SYMBOL` (the size that a symbol of dimensions stands for), `@token:COLUMN` (a value
 for each token). Where samples have no names: `@new_samples` (a batch of so many is about to be made), `@samples` (a batch of
 them in that order), `@samples_made:KEY,KEY` (a dictionary of what they became; by these entries a row is known again),
-`@samples_among:KEY,KEY` (one of some of them, in any order). `@responses` (lists of token ids, which end in one of
-`@end_tokens`, or in the `@pad_token`, where they were not cut off), `@reward_weights` (one a component).  `record.collectives` has facts of its own.
+`@samples_among:KEY,KEY` (one of some of them, in any order). `@responses` (lists of token ids), `@end_tokens` (what they
+end in where they were not cut off; `@end_tokens:WHO` where more than one says some), `@response_limit` (tokens, at which they
+are), `@reward_weights` (one a component). `record.collectives` has facts of its own.
 """
 
 import inspect

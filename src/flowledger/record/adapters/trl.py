@@ -59,7 +59,7 @@ def _made(trainer: str) -> tuple[Probe, ...]:
             f"{trainer}._generate", stage="rollout", scope="stage",
             args={
                 "self.model": "@model", "self.state.global_step": "@policy_version", "prompts": "@samples",
-                "self.eos_token_ids": "@end_tokens", "self._tokenizer.pad_token_id": "@pad_token",
+                "self.eos_token_ids": "@end_tokens", "self._tokenizer.pad_token_id": "@end_tokens:pad",
             },
             results={"1": "@responses"}, **_TRAINING,
         ),

@@ -124,8 +124,15 @@ _TRAINING = "verl.workers.engine_workers:TrainingWorker"
 _ENGINE = "verl.workers.engine.fsdp.transformer_impl"
 _CHECKPOINT = "verl.utils.checkpoint.fsdp_checkpoint_manager:FSDPCheckpointManager"
 
+# vLLM ends a response at any of these; verl passes on neither which it was nor that it was one.
+_ENDINGS = {
+    "actor.model_config.tokenizer.eos_token_id": "@end_tokens:tokenizer",
+    "actor.model_config.generation_config.eos_token_id": "@end_tokens:model",
+    "config.rollout.response_length": "@response_limit",
+}
+
 WORKER: tuple[Probe, ...] = (
-    _probe(f"{_WORKER}.init_model", args={"self.config.rollout.n": "@bind:G"}),
+    _probe(f"{_WORKER}.init_model", args={"self.config.rollout.n": "@bind:G"}, results=_at("args.self", _ENDINGS)),
     _probe(f"{_WORKER}.compute_log_prob", scope="stage", stage="old_log_prob", opens_step=True),
     _probe(f"{_WORKER}.compute_ref_log_prob", scope="stage", stage="ref_log_prob", opens_step=True),
     _probe(f"{_WORKER}.update_actor", scope="stage", stage="update_actor", opens_step=True),

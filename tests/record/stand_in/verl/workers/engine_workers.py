@@ -10,6 +10,10 @@ from verl.workers.utils import losses
 
 
 class TrainingWorker:
+    model_config = SimpleNamespace(
+        tokenizer=SimpleNamespace(eos_token_id=28), generation_config=SimpleNamespace(eos_token_id=[38, 16])
+    )
+
     def __init__(self):
         self.engine = FSDPEngineWithLMHead()
 
@@ -26,7 +30,7 @@ class TrainingWorker:
 
 
 class ActorRolloutRefWorker:
-    config = SimpleNamespace(rollout=SimpleNamespace(n=2))
+    config = SimpleNamespace(rollout=SimpleNamespace(n=2, response_length=4))
 
     def init_model(self):
         self.actor = TrainingWorker()
