@@ -40,9 +40,9 @@ def attach(probes: Sequence[Probe], recorder: Recorder) -> Iterator[Recorder]:
 
 
 def wants(level: str, probe: Probe) -> bool:
-    """Whether a level has a span for each call. At `steps`, decode steps and calls without a phase or numbers go unseen."""
+    """Whether a level has a span for each call. At `steps`, decode steps and calls without a phase, numbers or a step's end go unseen."""
     told = (*probe.args.values(), *probe.results.values())
-    numbers = any(fact.startswith(("@metrics", "@bind:")) for fact in told)
+    numbers = any(fact.startswith(("@metrics", "@bind:", "@done_step")) for fact in told)
     return level != "steps" or numbers or probe.scope not in ("decode", "call") or probe.phase is not None
 
 

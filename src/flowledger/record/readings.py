@@ -21,10 +21,11 @@ class Readings:
     A step is read at its end; so is the end of a long stage, and on a GPU, whose peaks belong to stages, of every one. Other
     readings live on a small share of the time: begins of steps and stages are read if it can be paid, and phases if a stage
     could be too. Where the allocator of the host is too dear at the end of a step, its process's memory alone is read.
+    A process beside the ranks that train (`trains`: no) has little that changes: its steps and long stages are enough.
     """
 
-    def __init__(self, put: Put, limit: int | None, *, level: str, device: DeviceMemory) -> None:
-        self._put, self._limit, self._device = put, limit, device
+    def __init__(self, put: Put, limit: int | None, *, level: str, device: DeviceMemory, trains: bool = True) -> None:
+        self._put, self._limit, self._device, self._trains = put, limit, device, trains
         self._share = _SHARE_AT_STEPS if level == "steps" else _SHARE
         self._last = Reading()
         self._when = self._price = 0
@@ -54,7 +55,7 @@ class Readings:
         due = frame.scope == "step" and instant == "end"
         if instant == "end" and frame is stage:
             due |= (now - frame.start_ns) * self._share > 2 * self._price or self._device.there()
-        return self.free or due or self._affordable(frame, instant, now)
+        return self.free or due or (self._trains and self._affordable(frame, instant, now))
 
     def _write(self, frame: Frame, instant: str, now: int) -> None:
         stage = frame.stage_frame

@@ -85,7 +85,7 @@ class Recorder:
         self._operators: Any = None  # SampledStep, while operators are watched
         self._spans = 0
         self.own_ns = self._rows = 0
-        self.hurry: Callable[[], None] | None = None  # called when a stage has ended
+        self.hurry: Callable[[], None] | None = None  # called when a step has ended
         self._troubles: dict[str, int] = {}
         who = f"rank {rank}: " if (rank_count or 1) > 1 else ""
         self._failures = Failures(self.put, who)
@@ -99,7 +99,7 @@ class Recorder:
             rank=rank or 0,
         )
         self._device = Device(self.put, self.guard, self._observer, history=memory_history, who=who)
-        self._readings = Readings(self.put, limit, level=level, device=self._device.memory)
+        self._readings = Readings(self.put, limit, level=level, device=self._device.memory, trains=rank is not None)
         self.buffer: Callable[[Any, object, Frame, int], None] = Buffers(self.put, self._observer, templates).see
         self.collectives = Collectives(self, axes or {}, alarm)
         self.edges = Edges(self)
@@ -179,7 +179,7 @@ class Recorder:
         (frame.parent or self._root).policy_version = frame.policy_version
         if self._observer.lives.dead:
             self.guard(self._observer.lives.settle)
-        if self.hurry is not None and (watch.urgent or watch.scope in ("stage", "step")):
+        if self.hurry is not None and (watch.urgent or frame.done_step is not None or watch.scope == "step"):
             self.hurry()
         if watch.scope in ("stage", "step"):
             if not failed and self.level != "steps":
