@@ -79,9 +79,8 @@ def compared(ledger: Ledger) -> Iterator[Pair]:
         if not each_step.intersection(made) <= told.keys():  # who tells more rarely tells means over several steps
             continue
         between = micro_batches.bounds(ledger, name) if row.name in OF_PARTS and not own else {}
-        for step in sorted(made.keys() & told.keys() - ahead):
-            if series.made.is_whole(name, step):
-                yield Pair(step, name, told[step], *between.get(step, (made[step], made[step])))
+        for step in sorted(series.made.whole(name) & told.keys() - ahead):
+            yield Pair(step, name, told[step], *between.get(step, (made[step], made[step])))
 
 
 def _steps_with_samples_of_others(ledger: Ledger) -> set[int]:

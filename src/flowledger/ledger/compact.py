@@ -6,6 +6,7 @@ only when every table has one are the parts moved to `compacted/`.
 """
 
 import os
+from contextlib import nullcontext
 from pathlib import Path
 
 import duckdb
@@ -16,13 +17,16 @@ from flowledger.ledger.reader import Ledger
 from flowledger.ledger.rows import ROWS
 
 
-def compact(path: Path | str) -> Path:
-    """Compact a run, or finish an interrupted compaction. Raises BadInput for a run that is still being written."""
+def compact(path: Path | str, opened: Ledger | None = None) -> Path:
+    """Compact a run, or finish an interrupted compaction. Raises BadInput for a run that is still being written.
+
+    `opened`: its ledger, where somebody has it open with `external_access` and all that was written in it.
+    """
     directory = open_run(path)
     if directory.state == "open":
         raise BadInput(f"{directory.path} is still being written (state open); compact it when the run has ended")
     try:
-        with Ledger(path, external_access=True) as ledger:
+        with nullcontext(opened) if opened is not None else Ledger(path, external_access=True) as ledger:
             for row in ROWS:
                 if not (directory.path / f"{row.table}.parquet").exists():
                     _write_table(ledger, row.table, directory.path)

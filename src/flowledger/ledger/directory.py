@@ -78,9 +78,11 @@ class RunDirectory:
             raise BadInput(
                 f"{self.path} is compacted ({compacted[0]}.parquet exists) and takes no more rows; start a new run"
             )
+        now = time.time_ns()
         process = Process(
             role=role, rank=rank, host=socket.gethostname(), pid=os.getpid(), source=source,
             coordinates=dict(coordinates or {}), device=device, versions=dict(versions or {}),
+            wall_ns=now, monotonic_ns=now if source == "import" else time.monotonic_ns(),  # imported times are the wall's
         )  # fmt: skip
         who = role if rank is None else f"{role}-r{rank}"
         name = f"{who}-{re.sub(r'[^A-Za-z0-9.]+', '_', process.host)}-{process.pid}"

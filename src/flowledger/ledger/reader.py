@@ -6,8 +6,10 @@ are loaded once, so that a query can then be denied every other file.
 
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
+from threading import local
 from typing import Any
 
 import duckdb
@@ -44,6 +46,7 @@ class Ledger:
         self.worked_out: dict[str, Any] = {}  # by who asks the rows for much more than once
         self.mesh = dict(self.directory.manifest.mesh)  # axis -> degree; more, where the parts' ranks stand further out
         self._connection = duckdb.connect()
+        self._of_thread = local()
         self._connection.execute("SET enable_progress_bar = false")  # it would print into what is piped on
         self._load_processes()
         for row in ROWS:
@@ -63,7 +66,7 @@ class Ledger:
         return value_at(self.directory.manifest.config, key)
 
     def rows(self, sql: str, params: Params = ()) -> list[dict[str, Any]]:
-        """The result as one dict a row."""
+        """The result as one dict a row. Threads may ask at the same time."""
         names, values = self._fetch(sql, params)
         return [dict(zip(names, row, strict=True)) for row in values]
 
@@ -77,7 +80,7 @@ class Ledger:
             got = ", ".join(statement.type.name for statement in statements) or "nothing"
             raise BadInput(f"a ledger is only read: give one SELECT statement, not {got}")
         with ThreadPoolExecutor(1) as pool:  # so that Ctrl-C is heard while the query runs
-            asked = pool.submit(self._fetch, sql, params, MOST_ROWS)
+            asked = pool.submit(partial(self._fetch, sql, params, MOST_ROWS, by=self._connection))
             try:
                 names, rows = asked.result()
             except KeyboardInterrupt:
@@ -96,6 +99,15 @@ class Ledger:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def heard(self, row: type[Row]) -> None:
+        """Load one table again, for what has been written since, and who wrote it. Needs `external_access`."""
+        self._connection.execute(f"DROP TABLE {row.table}; DROP TABLE processes")
+        self.torn -= self._torn_of[row.table]
+        torn = self._torn_of
+        self._load_processes()
+        self._torn_of = torn
+        self._load(row, fill=True)
+
     def copy_table(self, table: str, target: Path) -> None:
         """Write one whole table as Parquet, with the number of torn lines beside it. Needs `external_access`."""
         torn = self._torn_of[table]
@@ -104,13 +116,22 @@ class Ledger:
             f"(FORMAT parquet, COMPRESSION zstd, KV_METADATA {{torn: '{torn}'}})"
         )
 
-    def _fetch(self, sql: str, params: Params, most: int | None = None) -> tuple[list[str], list[tuple[Any, ...]]]:
+    def _fetch(
+        self, sql: str, params: Params, most: int | None = None, by: duckdb.DuckDBPyConnection | None = None
+    ) -> tuple[list[str], list[tuple[Any, ...]]]:
         try:
-            cursor = self._connection.execute(sql, params)
+            cursor = (by or self._cursor()).execute(sql, params)
             names = [column[0] for column in cursor.description or ()]
             return names, cursor.fetchall() if most is None else cursor.fetchmany(most + 1)
         except duckdb.Error as error:
             raise BadInput(_first_line(error)) from None
+
+    def _cursor(self) -> duckdb.DuckDBPyConnection:
+        """This thread's own way to the rows: what one has asked, another must not fetch."""
+        if not hasattr(self._of_thread, "cursor"):
+            self._of_thread.cursor = self._connection.cursor()
+        found: duckdb.DuckDBPyConnection = self._of_thread.cursor
+        return found
 
     def _load_processes(self) -> None:
         self._torn_of: dict[str, int] = {}
@@ -136,18 +157,20 @@ class Ledger:
             )
 
     def settle(self, *views: str) -> None:
-        """Work views out once, in this order, where they are asked for again and again: their rows cannot change any more."""
+        """Work views (or `balance_at`) out once, in this order, where they are asked for again and again: their rows cannot change any more."""
         for view in views:
             if f"settled {view}" in self.worked_out:
                 continue
             self.worked_out[f"settled {view}"] = True
+            macro, settled = view.endswith("_at"), f"{view}_settled"
             try:
-                self._connection.execute(f"CREATE TABLE {view}_settled AS FROM {view}")
+                self._connection.execute(f"CREATE TABLE {settled} AS FROM {view}{'(NULL)' if macro else ''}")
             except duckdb.Error:  # numbers that no view can add up: who asks it is told
                 continue
-            self._connection.execute(
-                f"ALTER VIEW {view} RENAME TO {view}_unsettled; CREATE VIEW {view} AS FROM {view}_settled"
-            )
+            if macro:
+                self._connection.execute(_of_steps(view, settled))
+            else:
+                self._connection.execute(f"ALTER VIEW {view} RENAME TO {view}_unsettled; CREATE VIEW {view} AS FROM {settled}")
 
     def stand_in(self, view: str, rows: Sequence[Mapping[str, Any]], steps: Collection[int | None] = ()) -> None:
         """Let a view (or `balance_at`) have these rows of what was recorded, made elsewhere of more than is here.
@@ -158,9 +181,7 @@ class Ledger:
         if not self._connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = ?", [told]).fetchone():
             self._connection.execute(f"CREATE TABLE {told} AS FROM {view}{'(NULL)' if macro else ''} LIMIT 0")
             if macro:
-                self._connection.execute(
-                    f"CREATE OR REPLACE MACRO {view}(which_step) AS TABLE FROM {told} WHERE which_step IS NULL OR step = which_step"
-                )
+                self._connection.execute(_of_steps(view, told))
             else:
                 self._connection.execute(
                     f"ALTER VIEW {view} RENAME TO {made}; CREATE VIEW {view} AS (SELECT * FROM {told} ORDER BY step, rowid) "
@@ -252,6 +273,11 @@ def _processes(path: Path) -> dict[str, Process]:
         except (OSError, msgspec.MsgspecError):
             continue
     return found
+
+
+def _of_steps(macro: str, table: str) -> str:
+    """A macro of one step, or of all, that has its rows from a table."""
+    return f"CREATE OR REPLACE MACRO {macro}(which_step) AS TABLE FROM {table} WHERE which_step IS NULL OR step = which_step"
 
 
 def _defaults(row: type[Row]) -> dict[str, str]:

@@ -23,17 +23,17 @@ CREATE MACRO phase_position(phase) AS coalesce(list_position(
 
 -- One row an interval. An interval whose end nobody wrote (a crash) stays open: end_ns and latency_ms are null.
 CREATE VIEW spans_view AS
-SELECT run, source, process, id, any_value(parent) AS parent, any_value(name) AS name, any_value(span_kind) AS span_kind,
-    any_value(step) AS step, any_value(role) AS role, any_value(stage) AS stage, any_value(phase) AS phase,
-    any_value(rank) AS rank, any_value(epoch) AS epoch, any_value(mini_batch) AS mini_batch,
-    any_value(micro_batch) AS micro_batch, any_value(policy_version) AS policy_version,
-    min(start_ns) AS start_ns, max(end_ns) AS end_ns,
-    coalesce(max(latency_ms), (max(end_ns) - min(start_ns)) / 1e6) AS latency_ms, max(device_ms) AS device_ms,
-    any_value(comm_type) AS comm_type, any_value("group") AS "group", any_value(peer_ranks) AS peer_ranks,
-    max(bytes) AS bytes, max(tokens_logical) AS tokens_logical, max(tokens_valid) AS tokens_valid,
-    max(tokens_computed) AS tokens_computed, any_value(sample_id) AS sample_id
-FROM spans
-GROUP BY run, source, process, id;
+SELECT run, source, process, id, parent, name, span_kind, step, role, stage, phase, rank, epoch, mini_batch, micro_batch, policy_version,
+    start_ns, end_ns, coalesce(latency_ms, (end_ns - start_ns) / 1e6) AS latency_ms, device_ms, comm_type, "group", peer_ranks, bytes,
+    tokens_logical, tokens_valid, tokens_computed, sample_id
+FROM spans WHERE event = 'whole'
+UNION ALL
+SELECT run, source, process, id, any_value(parent), any_value(name), any_value(span_kind), any_value(step), any_value(role),
+    any_value(stage), any_value(phase), any_value(rank), any_value(epoch), any_value(mini_batch), any_value(micro_batch),
+    any_value(policy_version), min(start_ns), max(end_ns), coalesce(max(latency_ms), (max(end_ns) - min(start_ns)) / 1e6),
+    max(device_ms), any_value(comm_type), any_value("group"), any_value(peer_ranks), max(bytes), max(tokens_logical),
+    max(tokens_valid), max(tokens_computed), any_value(sample_id)
+FROM spans WHERE event IS DISTINCT FROM 'whole' GROUP BY run, source, process, id;
 
 -- --------------------------------------------------------------------------------------------------------- meetings
 
@@ -478,14 +478,22 @@ work AS (
 spent AS (
     SELECT run, source, process, any_value(rank) AS rank, step, stage,
         count(DISTINCT (epoch, mini_batch, micro_batch)) FILTER (micro_batch IS NOT NULL) AS micro_batches,
-        sum(latency_ms) FILTER (span_kind = 'stage') / 1e3 AS seconds,
-        coalesce(sum(end_ns - greatest(start_ns, covered_ns)) FILTER (span_kind = 'comm' AND coalesce(end_ns > covered_ns, true)), 0) / 1e9 AS comm_seconds
-    FROM (SELECT *, max(end_ns) FILTER (span_kind = 'comm') OVER (PARTITION BY run, source, process, step, stage
-        ORDER BY start_ns, id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS covered_ns FROM spans_view)
-    WHERE stage IS NOT NULL AND source <> 'plan' GROUP BY run, source, process, step, stage HAVING bool_or(span_kind = 'stage'))
+        sum(latency_ms) FILTER (span_kind = 'stage') / 1e3 AS seconds
+    FROM spans_view WHERE stage IS NOT NULL AND source <> 'plan'
+    GROUP BY run, source, process, step, stage HAVING bool_or(span_kind = 'stage')),
+exchanged AS (
+    SELECT run, source, process, step, stage,
+        sum(end_ns - greatest(start_ns, covered_ns)) FILTER (coalesce(end_ns > covered_ns, true)) / 1e9 AS comm_seconds
+    FROM (SELECT *, max(end_ns) OVER (PARTITION BY run, source, process, step, stage
+        ORDER BY start_ns, id ROWS BETWEEN UNBOUNDED PRECEDING AND 1 PRECEDING) AS covered_ns FROM spans_view
+        WHERE span_kind = 'comm' AND stage IS NOT NULL)
+    GROUP BY run, source, process, step, stage)
 SELECT run, source, step, stage, coalesce(work.rank, spent.rank) AS rank, samples, tokens, length_squares, longest,
-    nullif(micro_batches, 0) AS micro_batches, seconds, comm_seconds, waited_seconds, waited_for, process
-FROM spent LEFT JOIN work USING (run, source, process, step, stage) LEFT JOIN waited_by_stage USING (run, source, process, step, stage)
+    nullif(micro_batches, 0) AS micro_batches, seconds, coalesce(comm_seconds, 0) AS comm_seconds, waited_seconds, waited_for, process
+FROM spent LEFT JOIN work USING (run, source, process, step, stage)
+LEFT JOIN exchanged ON exchanged.run = spent.run AND exchanged.source = spent.source AND exchanged.process = spent.process
+    AND exchanged.step IS NOT DISTINCT FROM spent.step AND exchanged.stage = spent.stage
+LEFT JOIN waited_by_stage USING (run, source, process, step, stage)
 LEFT JOIN flow_stages USING (stage)
 WHERE which_step IS NULL OR step = which_step
 ORDER BY step, position NULLS LAST, stage, rank;

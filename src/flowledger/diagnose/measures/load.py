@@ -58,17 +58,20 @@ def balance(ledger: Ledger) -> Rows:
 
 
 def places(ledger: Ledger) -> dict[tuple[int, str], list[Row]]:
-    """(step, stage) -> the rows of its processes."""
-    found: dict[tuple[int, str], list[Row]] = defaultdict(list)
-    for row in balance(ledger):
-        found[row["step"], row["stage"]].append(row)
+    """(step, stage) -> the rows of its processes; worked out once."""
+    if "places" not in ledger.worked_out:
+        placed: dict[tuple[int, str], list[Row]] = defaultdict(list)
+        for row in balance(ledger):
+            placed[row["step"], row["stage"]].append(row)
+        ledger.worked_out["places"] = placed
+    found: dict[tuple[int, str], list[Row]] = ledger.worked_out["places"]
     return found
 
 
 def loads(ledger: Ledger) -> Rows:
     """Load and times of every rank in every stage, and of the job."""
-    of_ranks = [_of_rank(row, LOADS) for row in balance(ledger) if row["rank"] is not None]
-    return [*of_ranks, *(_of_job(place, rows, LOADS) for place, rows in places(ledger).items())]
+    of_job = (_of_job(place, rows, LOADS) for place, rows in places(ledger).items())
+    return [*_of_ranks(balance(ledger), LOADS), *of_job]
 
 
 def together(ledger: Ledger) -> Rows:
@@ -77,10 +80,9 @@ def together(ledger: Ledger) -> Rows:
     ways = (
         TOGETHER if any(row["comm_seconds"] for row in rows) else {}
     )  # else nobody looked at collectives, or there are none
-    of_ranks = [_of_rank(row, ways) for row in rows if row["rank"] is not None]
     unequal = [_unequal(place, rows) for place, rows in places(ledger).items()]
     of_job = [_of_job(place, rows, ways) for place, rows in places(ledger).items()]
-    return [*of_ranks, *of_job, *unequal, *bubbles(places(ledger))]
+    return [*(_of_ranks(rows, ways) if ways else ()), *of_job, *unequal, *bubbles(places(ledger))]
 
 
 def bubbles(places: Mapping[tuple[int, str], list[Row]]) -> Rows:
@@ -89,19 +91,28 @@ def bubbles(places: Mapping[tuple[int, str], list[Row]]) -> Rows:
     found: Rows = []
     for (step, stage), rows in places.items():
         steps[step] += rows
-        found.append({"step": step, f"bubble/{stage}": _waiting(rows)})
-    return [*found, *({"step": step, "bubble": _waiting(rows)} for step, rows in steps.items())]
+        found.append({"step": step, f"bubble/{stage}": waiting_share(rows)})
+    return [*found, *({"step": step, "bubble": waiting_share(rows)} for step, rows in steps.items())]
 
 
-def _waiting(rows: Iterable[Row]) -> float | None:
+def waiting_share(rows: Iterable[Row]) -> float | None:
+    """`bubble`: the part of the time of these ranks in these stages that they waited; None where no wait is known."""
     known = [row for row in rows if row["waited_seconds"] is not None and row["seconds"]]
     spent = sum(row["seconds"] for row in known)
     return sum(row["waited_seconds"] for row in known) / spent if spent else None
 
 
-def _of_rank(row: Row, ways: Ways) -> dict[str, Any]:
-    numbers = {name.format(row["stage"]): row[column] for column, (name, _) in ways.items()}
-    return {"step": row["step"], "rank": row["rank"], **numbers}
+def _of_ranks(rows: Rows, ways: Ways) -> Rows:
+    """The columns as metrics, of every row that is a rank's."""
+    names = {
+        stage: [(name.format(stage), column) for column, (name, _) in ways.items()]
+        for stage in {row["stage"] for row in rows}
+    }
+    return [
+        {"step": row["step"], "rank": row["rank"], **{name: row[column] for name, column in names[row["stage"]]}}
+        for row in rows
+        if row["rank"] is not None
+    ]
 
 
 def _of_job(place: tuple[int, str], rows: Iterable[Row], ways: Ways) -> dict[str, Any]:

@@ -54,9 +54,10 @@ class Recomputed:
         self._make_what_gives(name)
         return self._by_rank.get(name, {})
 
-    def is_whole(self, name: str, step: int) -> bool:
-        """Whether a number is made of all that there was in its step, not of the tokens of a few groups."""
-        return all(step in self._covered(measure.of_tokens) for measure in self.giving(name) if measure.of_tokens)
+    def whole(self, name: str) -> set[int]:
+        """The steps whose number is made of all that there was in them, not of the tokens of a few groups."""
+        tokens = [self._covered(measure.of_tokens) for measure in self.giving(name) if measure.of_tokens]
+        return set(self.by_step(name)).intersection(*tokens)
 
     def giving(self, name: str) -> list[Measure]:
         """The measures that make a metric."""

@@ -71,13 +71,13 @@ class Series:
         A recomputed one stands before a recorded one, unless it is made of the tokens of a few groups only.
         """
         made, told = self.made.by_step(name), self._recorded.get(name, {})
-        found = {**made, **told, **{step: made[step] for step in made if self.made.is_whole(name, step)}}
+        found = {**made, **told, **{step: made[step] for step in self.made.whole(name)}}
         return {step: found[step] for step in sorted(found)}
 
     def is_recomputed(self, name: str) -> bool:
         """Whether all that `by_step` gives is made of other rows, and none of it told."""
         told, made = self._recorded.get(name, {}), self.made.by_step(name)
-        return bool(made) and all(step in made and self.made.is_whole(name, step) for step in told)
+        return bool(made) and told.keys() <= self.made.whole(name)
 
     def recorded(self, name: str) -> dict[int, float]:
         """The same as it was recorded or imported, whatever is recomputed."""
