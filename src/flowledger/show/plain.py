@@ -45,13 +45,16 @@ def _cell(value: Any) -> Any:
     return json.dumps(value, ensure_ascii=False) if isinstance(value, list | dict | bool) else value
 
 
+_CLEAN = frozenset({str, int, bool, type(None)})  # most values: a call for each would take as long as all the rest
+
+
 def clean(value: Any) -> Any:
-    if value is None or isinstance(value, (str, int)):  # most values, so first
+    if value is None or isinstance(value, (str, int)):
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, (list, tuple)):
-        return [clean(inner) for inner in value]
+        return [inner if type(inner) in _CLEAN else clean(inner) for inner in value]
     if isinstance(value, Mapping):
-        return {str(key): clean(inner) for key, inner in value.items()}
+        return {str(key): inner if type(inner) in _CLEAN else clean(inner) for key, inner in value.items()}
     return str(value)
