@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,9 +10,11 @@ from hypothesis import strategies as st
 from flowledger.diagnose.orders import walk
 from flowledger.diagnose.orders.allocation import tensors_of
 from flowledger.diagnose.orders.evidence import Evidence
+from flowledger.diagnose.orders.peaks import planned_for
 from flowledger.diagnose.orders.shortage import Size, said
 from flowledger.diagnose.planned import Peak, Planned, Summary
-from flowledger.ledger.rows import FindingRow, MemoryRow, Row
+from flowledger.ledger.reader import Ledger
+from flowledger.ledger.rows import FindingRow, MemoryRow, MetricRow, Row, SpanRow
 from tests.diagnose import sick
 from tests.diagnose.sick import cause, first, span, verdict
 
@@ -189,6 +192,24 @@ def test_a_crash_of_which_nothing_else_is_known_is_still_an_oom() -> None:
 def readings(stage: str, **kinds: int) -> list[Row]:
     at = {"instant": "peak", "stage": stage, "step": 1, "t_ns": 10}
     return [MemoryRow(kind=kind, allocated=size, limit=80 * GIB, **at) for kind, size in kinds.items()]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("restored", "of_step"), [(False, {1: "first", 2: "later"}), (True, {1: "later", 2: "later"})])
+def test_the_first_step_is_that_of_the_run_and_none_after_a_resume(
+    tmp_path: Path, restored: bool, of_step: dict[int, str]
+) -> None:
+    """The first has no optimizer state yet; a run that goes on from a checkpoint has it from its begin on."""
+    steps: list[Row] = [
+        SpanRow(id=n, event="whole", name="step", span_kind="stage", start_ns=n, end_ns=n + 1, step=n) for n in (1, 2)
+    ]
+    if restored:
+        steps.append(MetricRow(name="checkpoint/restored_bytes", raw_name="checkpoint/restored_bytes", value=1.0))
+    firsts = [msgspec.structs.replace(one, step="first") for one in PLAN.rows]
+    planned = msgspec.structs.replace(PLAN, rows=[*PLAN.rows, *firsts])
+    with Ledger(sick.run(tmp_path / "run", [steps])) as ledger:
+        made = Evidence(books=(ledger,), planned=planned)
+        found = {step: planned_for(made, {"rank": 0, "step": step, "stage": "update_actor"}) for step in (1, 2)}
+    assert {step: peak.step if peak else None for step, peak in found.items()} == of_step
 
 
 def test_a_kind_above_its_plan_is_the_cause_and_has_a_change(tmp_path: Path) -> None:

@@ -45,8 +45,16 @@ def kinds_of(row: Row, planned: Peak | None) -> list[str]:
     return [f"{size(row['known'])} at the peak of {place(row)}", *lines]
 
 
+# A run that goes on from a checkpoint begins with the state that others have only from their second step on.
+FIRST_STEP = """
+SELECT min(step) AS step FROM spans WHERE source <> 'plan' AND NOT EXISTS (FROM metrics WHERE name = 'checkpoint/restored_bytes')
+"""
+
+
 def planned_for(evidence: Evidence, row: Row) -> Peak | None:
-    rank, step = row["rank"] or 0, "first" if row["step"] == 0 else "later"
+    """The plan's peak of the same stage, rank and kind of step: steps are counted from 0 or 1, and from anywhere after a resume."""
+    firsts = {first["step"] for first in evidence.rows(FIRST_STEP)}
+    rank, step = row["rank"] or 0, "first" if row["step"] in firsts else "later"
     there = [
         peak for peak in (evidence.planned.rows if evidence.planned else ())
         if peak.stage == row["stage"] and peak.step == step and peak.rank <= rank < peak.rank + peak.rank_count
