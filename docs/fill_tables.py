@@ -109,7 +109,9 @@ def metric_table(zh: bool) -> str:
 
 def metric_sources(zh: bool) -> str:
     head = (
-        ("指标", "由哪些行得出", "各 rank 合并", "健康范围") if zh else ("metric", "made of", "over ranks", "healthy")
+        ("指标", "由哪些行得出", "各 rank 合并", "健康范围", "范围之外由谁提示")
+        if zh
+        else ("metric", "made of", "over ranks", "healthy", "outside told by")
     )
     return table(
         head,
@@ -121,6 +123,7 @@ def metric_sources(zh: bool) -> str:
                 else code(row.sources),
                 row.over_ranks,
                 f"{row.healthy[0]:g} … {row.healthy[1]:g}" if row.healthy else "",
+                code(row.told_by) or (row.silent_zh if zh else row.silent),
             )
             for row in metrics().values()
         ),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from flowledger.cli import injection_checks, injections
+from flowledger.cli import injection, injection_checks, injections
 from flowledger.diagnose.faults import table
 
 Call = Callable[..., tuple[int, str, str]]
@@ -65,6 +65,15 @@ def test_the_matrix_and_a_ledger_that_is_kept(call: Call, tmp_path: Path, monkey
     assert "(+0)" in row
     code, out, _ = call("sql", tmp_path / "kept" / "loss_mask_left", "select max(step) as last from tokens")
     assert (code, "2" in out) == (0, True)
+
+
+def test_of_a_fault_that_is_run_for_a_step_more_only_the_longer_run_is_kept(tmp_path: Path) -> None:
+    for steps in (1, 2):
+        run = tmp_path / f"run{steps}"
+        (run / "parts" / f"actor-r0-host-{steps}").mkdir(parents=True)
+        (run / "manifest.json").write_text("{}")
+        injection.keep_only(run, tmp_path / "kept")
+    assert [part.name for part in (tmp_path / "kept" / "parts").iterdir()] == ["actor-r0-host-2"]
 
 
 def test_the_list_runs_nothing(call: Call) -> None:

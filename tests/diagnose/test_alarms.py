@@ -53,7 +53,7 @@ CASES: Mapping[str, tuple[dict[str, Any], dict[str, Any], Facts, int]] = {
     "update_too_large": ({"update_ratio": from_(0.01)}, {}, Facts(), 8),
     "lr_jump": ({"lr": from_(1e-5)}, {}, Facts(config={"optim": {"lr": 1e-6}}), 8),
     "effective_sample_size_low": ({"rollout_correction/effective_sample_size": from_(0.1)}, {}, Facts(), 9),
-    "rejected_high": ({"rollout_correction/rejected_samples": from_(0.95)}, {}, Facts(), 9),
+    "rejected_high": ({"rollout_correction/rejected_samples": from_(0.95), "rollout_correction/rejected_tokens": from_(0.6)}, {}, Facts(), 9),
     "reward_stuck": ({"reward/std": from_(0.0)}, {}, Facts(), 9),
     "zero_variance_groups_high": ({"zero_variance_groups": from_(0.9)}, {}, Facts(), 9),
     "advantage_zero": ({"advantage/std": from_(0.0)}, {}, Facts(), 9),

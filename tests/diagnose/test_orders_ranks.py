@@ -2,7 +2,11 @@
 
 from pathlib import Path
 
+import pytest
+
+from flowledger.diagnose.measures.series import series_of
 from flowledger.diagnose.orders.walk import Diagnosis
+from flowledger.ledger.reader import Ledger
 from flowledger.ledger.rows import FindingRow, Row, SampleRow, SpanRow, Trained
 from tests.diagnose import sick
 from tests.diagnose.sick import S, cause, first, span, verdict
@@ -62,6 +66,29 @@ def test_even_ranks_pass_every_step(tmp_path: Path) -> None:
     met = sick.told(job(tmp_path / "run", [[100, 120], [110, 110]], [1.0, 1.01]), order="imbalance")
     assert first(met) is None
     assert [answer.verdict for _, answer in met.steps] == ["pass", "skipped", "pass", "pass"]
+
+
+@pytest.mark.parametrize(
+    ("busy", "verdict_", "more"),
+    [(0.2, "pass", ", 0.3 s a step and rank: too little"), (20.0, "fail", ", 100% of that over dp")],
+)
+def test_whether_ranks_are_balanced_is_one_number(busy: float, verdict_: str, more: str, tmp_path: Path) -> None:
+    """Rank 0 waits for three quarters of its time, rank 1 for nobody: of the time of both 3/8, short or long."""
+    run = job(tmp_path / "run", [[100, 100]] * 2, [busy, 4 * busy])
+    with Ledger(run) as ledger:
+        bubble = series_of(ledger).by_step("bubble")
+        slowest = ledger.rows("SELECT waited_seconds, seconds FROM stages WHERE stage = 'update_actor' AND step = 1")
+        balance = ledger.rows("SELECT waited_seconds, seconds FROM balance_at(1) WHERE stage = 'update_actor'")
+    assert bubble == pytest.approx(dict.fromkeys(range(STEPS), 3 * busy / (8 * busy + 0.02)))
+    assert sum(row["waited_seconds"] for row in balance) / sum(row["seconds"] for row in balance) == pytest.approx(
+        bubble[1]
+    )
+    assert slowest[0] in balance  # of one rank: no second answer to the same question
+    (answer,) = [answer for step, answer in sick.told(run, order="imbalance").steps if step.name == "waits"]
+    assert answer.verdict == verdict_
+    assert answer.message.startswith(
+        f"ranks wait {bubble[1]:.0%} of their time in stages for a later rank (bubble){more}"
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------- hang

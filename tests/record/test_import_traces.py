@@ -3,7 +3,9 @@
 import gzip
 import json
 import math
+import tomllib
 import tracemalloc
+from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from test_import_events import CHANGES, changed
 
 from flowledger.flow.errors import BadInput
+from flowledger.flow.stages import stages
 from flowledger.ledger.reader import Ledger
 from flowledger.record.importers import kineto, trace_events, trace_spans
 from flowledger.record.importers.formats import format_of
@@ -158,10 +161,26 @@ def test_which_kernels_communicate(name, kind):
         ("Worker::compute_log_prob", "old_log_prob"),
         ("gen", "rollout"),
         ("generic", None),
+        ("sample_prompts", "prompt"),
+        ("dynamic_sampling", "filter"),  # NeMo-RL
+        ("RayPPOTrainer::_balance_batch", "balance"),  # verl
+        ("balance_experiences", "balance"),  # OpenRLHF
+        ("get_samples", "prompt"),  # slime
+        ("vLLM.generate", "rollout"),  # TRL
     ],
 )
 def test_which_annotations_are_stages(name, means):
     assert stage(name) == means
+
+
+def test_every_stage_is_one_by_its_own_name_and_by_the_timers_of_frameworks():
+    assert {name: stage(name) for name in stages()} == {name: name for name in stages()}
+    names = tomllib.loads(files("flowledger.tables").joinpath("metric_names.toml").read_text(encoding="utf-8"))
+    timers = {
+        own.rpartition("/")[2].removesuffix("_time"): name.removeprefix("stage_time_s/")
+        for table in names.values() for own, name in table.items() if name.startswith("stage_time_s/") and "<" not in name
+    }  # fmt: skip
+    assert len(timers) > 20 and {own: stage(own) for own in timers} == timers
 
 
 def test_kernels_count_and_not_what_the_host_says_of_them(place):

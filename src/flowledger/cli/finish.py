@@ -3,15 +3,22 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flowledger.cli.recorded import Recorded
 from flowledger.flow.errors import BadInput
 
+if TYPE_CHECKING:
+    from flowledger.ledger.reader import Ledger
+
 
 def finish(path: Path, *, tables: bool, died: str = "") -> None:
-    """Check, compact and show what was recorded. `died`: which rank did, where one has."""
-    _close_book(path, died)
-    _conclude(path, tables=tables)
+    """Check, compact and show what was recorded, in one reading. `died`: which rank did, where one has."""
+    from flowledger.ledger.reader import Ledger
+
+    with Ledger(path, external_access=True) as ledger:
+        _close_book(ledger, died)
+        _conclude(ledger, tables=tables)
 
 
 @contextmanager
@@ -44,34 +51,32 @@ def deaf() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _close_book(path: Path, died: str) -> None:
-    """Read the whole ledger once: write the laws' findings, compact, and keep a link to the latest run."""
+def _close_book(ledger: "Ledger", died: str) -> None:
+    """Write the laws' findings into the book and hear them, then compact it."""
     from flowledger.cli import deaths
     from flowledger.diagnose.findings import findings
-    from flowledger.ledger import compact, directory, reader, writer
+    from flowledger.ledger import compact, directory, rows, writer
 
-    with reader.Ledger(path) as ledger:
-        found = findings(ledger)
+    path, found = ledger.directory.path, findings(ledger)
     ink = writer.Writer(directory.open_run(path).part("actor", 0))
     for finding in (*([deaths.finding(died)] if died else []), *found):
         ink.put(finding)
     ink.close()
+    ledger.heard(rows.FindingRow)
     if ink.failure is None:
-        compact.compact(path)
+        compact.compact(path, ledger)
 
 
-def _conclude(path: Path, *, tables: bool) -> None:
+def _conclude(ledger: "Ledger", *, tables: bool) -> None:
     """What a run ends with: its tables where asked for, its report, its findings and its own cost."""
     from flowledger.cli import page
-    from flowledger.ledger.reader import Ledger
     from flowledger.show import report, terminal
 
     screen = terminal.console()
-    with Ledger(path) as ledger:
-        if tables:
-            report.draw(ledger, screen)
-        try:
-            page.write(ledger, path / "report.html")
-        except BadInput as error:
-            screen.print(f"no report: {error}", markup=False)
-        report.conclude(ledger, screen)
+    if tables:
+        report.draw(ledger, screen)
+    try:
+        page.write(ledger, ledger.directory.path / "report.html")
+    except BadInput as error:
+        screen.print(f"no report: {error}", markup=False)
+    report.conclude(ledger, screen)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowledger.diagnose.faults import WITHIN, Clean, Fault, Outcome, changes_of, judged, silent, waiting
 from flowledger.flow.errors import BadInput
+from flowledger.ledger.directory import MANIFEST
 
 if TYPE_CHECKING:
     from flowledger.config.schema import RunConfig
@@ -74,8 +75,15 @@ def recorded(fault: Fault, *, seed: int, steps: int, keep: Path | None = None) -
             fresh = findings(ledger)
             found = [*fresh, *kept(ledger, fresh)]
         if keep is not None:
-            shutil.copytree(path, keep, dirs_exist_ok=True)
+            keep_only(path, keep)
     return Ran(found=found, ended=ended)
+
+
+def keep_only(run: Path, place: Path) -> None:
+    """Copy a ledger to where it stays, in place of the one of a shorter run: rows of both together would say everything twice."""
+    if (place / MANIFEST).exists():
+        shutil.rmtree(place)
+    shutil.copytree(run, place, dirs_exist_ok=True)
 
 
 def _trained(fault: Fault, made: "RunConfig", path: Path) -> str:

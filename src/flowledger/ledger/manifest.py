@@ -73,7 +73,7 @@ class Manifest(msgspec.Struct, kw_only=True, frozen=True):
     versions: dict[str, str] = {}  # package -> version
     hardware: dict[str, Any] = msgspec.field(default_factory=hardware)
     mesh: dict[str, int] = {}  # axis -> degree
-    ranks: int = 0  # how many there were, where the mesh does not say: of an import; 0 is not known
+    ranks: int = 0  # how many there were, where the mesh does not say: of an import; 0 is not known, and `sources` says where it is but the least
     rank_classes: dict[str, list[int]] = {}  # class of ranks with equal shares -> its ranks
     bindings: dict[str, int] = {}  # symbol of a dimension -> its value
     recorder: dict[str, int] = {}  # the recorder's own figures at the end: rows, bytes, dropped

@@ -43,7 +43,11 @@ class Ledger:
         self._parts, self._steps = parts, steps
         self.directory: RunDirectory = open_run(path)
         self.torn = 0
+        self._torn_of: dict[str, int] = {}  # by table
         self.worked_out: dict[str, Any] = {}  # by who asks the rows for much more than once
+        self.changes = (
+            False  # rows made elsewhere stand in for some of its views: what was worked out of them may not last
+        )
         self.mesh = dict(self.directory.manifest.mesh)  # axis -> degree; more, where the parts' ranks stand further out
         self._connection = duckdb.connect()
         self._of_thread = local()
@@ -103,9 +107,7 @@ class Ledger:
         """Load one table again, for what has been written since, and who wrote it. Needs `external_access`."""
         self._connection.execute(f"DROP TABLE {row.table}; DROP TABLE processes")
         self.torn -= self._torn_of[row.table]
-        torn = self._torn_of
         self._load_processes()
-        self._torn_of = torn
         self._load(row, fill=True)
 
     def copy_table(self, table: str, target: Path) -> None:
@@ -134,7 +136,6 @@ class Ledger:
         return found
 
     def _load_processes(self) -> None:
-        self._torn_of: dict[str, int] = {}
         self._connection.execute(
             "CREATE TABLE processes (process VARCHAR, source VARCHAR, role VARCHAR, rank BIGINT, host VARCHAR, "
             "pid BIGINT, device VARCHAR, coordinates MAP(VARCHAR, BIGINT), monotonic_ns BIGINT, wall_ns BIGINT)"
@@ -170,13 +171,16 @@ class Ledger:
             if macro:
                 self._connection.execute(_of_steps(view, settled))
             else:
-                self._connection.execute(f"ALTER VIEW {view} RENAME TO {view}_unsettled; CREATE VIEW {view} AS FROM {settled}")
+                self._connection.execute(
+                    f"ALTER VIEW {view} RENAME TO {view}_unsettled; CREATE VIEW {view} AS FROM {settled}"
+                )
 
     def stand_in(self, view: str, rows: Sequence[Mapping[str, Any]], steps: Collection[int | None] = ()) -> None:
         """Let a view (or `balance_at`) have these rows of what was recorded, made elsewhere of more than is here.
 
         Rows that it was given before stay, but those of `steps`. Of a plan it has what it makes itself.
         """
+        self.changes = True
         told, made, macro = f"{view}_told", f"{view}_made", view.endswith("_at")
         if not self._connection.execute("SELECT 1 FROM duckdb_tables() WHERE table_name = ?", [told]).fetchone():
             self._connection.execute(f"CREATE TABLE {told} AS FROM {view}{'(NULL)' if macro else ''} LIMIT 0")

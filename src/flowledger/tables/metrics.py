@@ -15,6 +15,7 @@ from flowledger.flow.errors import BadInput, nearest
 
 LEVELS = ("e2e", "stage", "tensor", "parallel", "stability", "data")
 OVER_RANKS = ("mean", "sum", "count", "max", "min")
+LISTS = ("sources", "mission", "told_by")  # columns that hold several
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,9 @@ class Metric:
     mission: tuple[str, ...] = ()  # words that it answers to where it was asked for
     over_ranks: str = "mean"  # how the whole job's number is made of those of its ranks: one of OVER_RANKS
     healthy: tuple[float, float] | None = None  # low, high; both inclusive
+    told_by: tuple[str, ...] = ()  # findings that speak of what is outside of it
+    silent: str = ""  # or why none does
+    silent_zh: str = ""
 
     def is_healthy(self, value: float) -> bool | None:
         """Whether a value lies in the healthy range; None when the metric has none. NaN is never healthy."""
@@ -92,13 +96,20 @@ def _names() -> Mapping[str, Mapping[str, str]]:
 
 def _words(pattern: str, name: str) -> dict[str, str] | None:
     """What each placeholder of a pattern stands for in a name; None where the name is none of its instances."""
-    parts = (f"(?P{part}[^/]+)" if part.startswith("<") else re.escape(part) for part in re.split(r"(<\w+>)", pattern))
-    found = re.fullmatch("".join(parts), name)
+    if "<" not in pattern:
+        return {} if name == pattern else None
+    found = _expression(pattern).fullmatch(name)
     return found.groupdict() if found is not None else None
 
 
+@cache
+def _expression(pattern: str) -> re.Pattern[str]:
+    parts = (f"(?P{part}[^/]+)" if part.startswith("<") else re.escape(part) for part in re.split(r"(<\w+>)", pattern))
+    return re.compile("".join(parts))
+
+
 def _row(raw: dict[str, object]) -> Metric:
-    fields = {key: tuple(value) if key in ("sources", "mission") else value for key, value in raw.items()}  # type: ignore[arg-type]  # lists
+    fields = {key: tuple(value) if key in LISTS else value for key, value in raw.items()}  # type: ignore[arg-type]  # lists
     healthy = fields.pop("healthy", None)
     if isinstance(healthy, list):
         low, high = (float(bound) for bound in healthy)
@@ -106,6 +117,10 @@ def _row(raw: dict[str, object]) -> Metric:
     row = Metric(definition_zh=fields.pop("zh"), **fields)  # type: ignore[arg-type]  # TOML, checked below
     if row.level not in LEVELS:
         raise AssertionError(f"metrics.toml: {row.name}: level {row.level!r} is none of {LEVELS}")
+    if (row.healthy is not None) != bool(row.told_by or (row.silent and row.silent_zh)):
+        raise AssertionError(
+            f"metrics.toml: {row.name}: a healthy range goes with told_by, or with silent and silent_zh"
+        )
     if row.over_ranks not in OVER_RANKS:
         raise AssertionError(f"metrics.toml: {row.name}: over_ranks {row.over_ranks!r} is none of {OVER_RANKS}")
     return row

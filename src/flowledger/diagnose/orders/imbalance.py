@@ -9,11 +9,21 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import mean, median
 from typing import Any
 
+from flowledger.diagnose.measures.load import waiting_share
 from flowledger.diagnose.orders.answer import Answer, failed, passed, skipped, warned
 from flowledger.diagnose.orders.evidence import Evidence
+from flowledger.tables.metrics import metric
 
-UNEVEN = 1.2  # the most of a rank over the mean of all
-NOTICED = 0.1  # of a stage's time that ranks wait, before anything is blamed
+
+def _most(name: str) -> float:
+    """The end of what is healthy for a metric."""
+    healthy = metric(name).healthy
+    assert healthy is not None
+    return healthy[1]
+
+
+UNEVEN = _most("imbalance/<stage>/tokens")  # the most of a rank over the mean of all
+NOTICED = _most("bubble")  # of ranks' time that they wait, before anything is blamed
 LOST_S = 1.0  # seconds that a rank loses in a step, before that is worth a word: what is shorter is noise of the host
 OFTEN = 0.5  # of the steps in which it must be so
 STEPS = 3  # in which a rank has to be the slow one, each time
@@ -84,7 +94,7 @@ def micro_batches(evidence: Evidence) -> Answer:
     fill, step, stage, most, count = worst
     message = f"micro-batches are filled to {mean(fills):.0%} of the largest"
     told = f"step {step}, {stage}: {count} micro-batches, the largest of {most:,} tokens, the mean {fill:.0%} of it"
-    if mean(fills) < FILL and len(evidence.ranks) > 1 and _waiting_share(evidence) >= NOTICED:
+    if mean(fills) < FILL and len(evidence.ranks) > 1 and _waits_too_long(evidence):
         return warned(
             message, told, stage=stage, step=step,
             next_step="cut micro-batches by tokens (a budget) instead of by samples, and balance them",
@@ -99,7 +109,8 @@ def waits(evidence: Evidence) -> Answer:
     rows = evidence.rows(WAITS)
     if not evidence.rows("SELECT 1 FROM waits WHERE source <> 'plan' LIMIT 1"):
         return skipped()
-    share = _waiting_share(evidence)
+    rows_of_ranks = _timed(evidence)
+    share, each = waiting_share(rows_of_ranks) or 0.0, _lost(rows_of_ranks)
     shown = [
         f"step {row['step']}, {row['stage']}: {row['ranks']} ranks waited {row['seconds']:.3g} s in {row['comm_type']} over "
         f"{_group(row)} for rank {row['last_rank']}"
@@ -107,7 +118,12 @@ def waits(evidence: Evidence) -> Answer:
     ]
     axes = _by_axis(rows)
     if share < NOTICED or not axes:
-        return passed(f"{share:.0%} of the ranks' time is spent waiting for others in collectives", *shown)
+        return passed(f"ranks wait {share:.0%} of their time in stages for a later rank (bubble)", *shown)
+    if each < LOST_S:
+        return passed(
+            f"ranks wait {share:.0%} of their time in stages for a later rank (bubble), {each:.2g} s a step and rank: too little to blame anything for",
+            *shown,
+        )
     axis, seconds = max(axes.items(), key=lambda one: one[1])
     late: dict[int, float] = defaultdict(float)
     for row in rows:
@@ -115,7 +131,7 @@ def waits(evidence: Evidence) -> Answer:
     last, caused = max(late.items(), key=lambda one: one[1])
     most = "most of it for" if caused > 0.5 * sum(late.values()) else "for none more than"
     return failed(
-        f"ranks wait {share:.0%} of their time in collectives, {seconds / sum(axes.values()):.0%} of that over {axis}, {most} rank {last}",
+        f"ranks wait {share:.0%} of their time in stages for a later rank (bubble), {seconds / sum(axes.values()):.0%} of that over {axis}, {most} rank {last}",
         *shown, stage=rows[0]["stage"], rank=last, confidence=0.5,
     )  # fmt: skip
 
@@ -197,13 +213,22 @@ def _times(row: Mapping[str, Any]) -> str:
     return f", {row['seconds']:.3g} s{waited}" if row["seconds"] is not None else waited
 
 
-def _waiting_share(evidence: Evidence) -> float:
-    """The part of all ranks' time in stages that they waited in collectives; 0 where that is not known, or is nothing to a step."""
+def _timed(evidence: Evidence) -> Rows:
+    """Stages of ranks whose waits are known, those that `bubble` is made of, without the first step where there are others."""
     rows = [row for row in evidence.rows(LOAD) if row["seconds"] and row["waited_seconds"] is not None]
-    later = [row for row in rows if row["step"] != 0] or rows
-    seconds, waited = (sum(row[name] for row in later) for name in ("seconds", "waited_seconds"))
-    steps = len({(row["step"], row["rank"]) for row in later})
-    return waited / seconds if seconds and waited >= LOST_S * steps else 0.0
+    return [row for row in rows if row["step"] != 0] or rows
+
+
+def _lost(rows: Rows) -> float:
+    """Seconds that a rank waits in a step, the mean over ranks and steps."""
+    steps = len({(row["step"], row["rank"]) for row in rows})
+    return sum(row["waited_seconds"] for row in rows) / steps if steps else 0.0
+
+
+def _waits_too_long(evidence: Evidence) -> bool:
+    """Whether ranks wait for one another more than is healthy, and so long that it is no noise of the host."""
+    rows = _timed(evidence)
+    return (waiting_share(rows) or 0.0) >= NOTICED and _lost(rows) >= LOST_S
 
 
 def _by_axis(rows: Iterable[Mapping[str, Any]]) -> dict[str, float]:

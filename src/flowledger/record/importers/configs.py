@@ -113,7 +113,7 @@ def framework_of(config: Mapping[str, Any]) -> str | None:
 
 def bindings(framework: str | None, config: Mapping[str, Any]) -> dict[str, int]:
     """Sizes of the flow's symbols that a configuration fixes."""
-    found = {symbol: _at(config, key) for symbol, key in SIZES.get(framework or "", {}).items()}
+    found = {symbol: value_at(config, key) for symbol, key in SIZES.get(framework or "", {}).items()}
     return {
         symbol: size
         for symbol, size in found.items()
@@ -121,7 +121,8 @@ def bindings(framework: str | None, config: Mapping[str, Any]) -> dict[str, int]
     }
 
 
-def _at(config: Any, key: str) -> Any:
+def value_at(config: Any, key: str) -> Any:
+    """What stands under a dotted key; None where nothing does."""
     for part in key.split("."):
         config = config.get(part) if isinstance(config, Mapping) else None
     return config

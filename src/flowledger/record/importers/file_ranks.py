@@ -3,13 +3,16 @@
 import re
 from pathlib import Path
 
-_RANK = re.compile(r"(?<![a-z])(?:global_?)?rank[-_.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_RANK = re.compile(r"(?<![a-z])(?:global_?)?(?:rank|worker)[-_.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_TP = re.compile(r"(?<![A-Za-z])TP[-_]?(\d{1,6})(?!\d)")  # SGLang's, where no other axis is named
+_AXES = re.compile(r"(?<![A-Za-z])(?:PP|DP|EP|CP)[-_]?\d")
 _STEP = re.compile(r"(?<![a-z])(?:global_?)?step[-_.=]?(\d{1,12})(?!\d)", re.IGNORECASE)
 
 
 def rank_in(path: Path) -> int | None:
-    """`torch_memory_rank3_pid17.pickle`, `rank-3.trace.json`, `rank_3/…`: 3. The last part that names one counts."""
-    return _last(_RANK, path)
+    """`torch_memory_rank3_pid17.pickle`, `rank-3.trace.json`, `rank_3/…`, `…-TP-3.trace.json`: 3. The last part that names one counts."""
+    found = _last(_RANK, path)
+    return found if found is not None or _AXES.search(path.name) else _last(_TP, Path(path.name))
 
 
 def step_in(path: Path) -> int | None:

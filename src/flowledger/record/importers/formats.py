@@ -20,12 +20,13 @@ class Format:
     read: Callable[[Source, Notes], Iterator[Row]]
     metrics: bool = True  # whether it has numbers of steps that another file may have too
     ordered: bool = True  # written while the run went on: a step that goes back means that the run was resumed
+    later: Callable[[Source], bool] | None = None  # which files are read after the others
 
 
 # The first that fits reads the file; any text is a log.
 FORMATS: tuple[Format, ...] = (
     Format(name="memory_snapshot", says="snapshot of torch's allocator (pickle)", fits=memory_snapshot.fits, read=memory_snapshot.read, metrics=False, ordered=False),
-    Format(name="torch_trace", says="trace of torch.profiler, or another Chrome trace (JSON)", fits=kineto.fits, read=kineto.read, metrics=False, ordered=False),
+    Format(name="torch_trace", says="trace of torch.profiler, or another Chrome trace (JSON)", fits=kineto.fits, read=kineto.read, metrics=False, ordered=False, later=kineto.has_its_own_clock),
     Format(name="verl_file", says="verl's file logger (JSONL)", fits=verl.fits, read=verl.read),
     Format(name="verl_samples", says="verl's rollout_data_dir and validation_data_dir (JSONL)", fits=samples.fits_verl, read=samples.read_verl, metrics=False),
     Format(name="areal_samples", says="AReaL's dumped trajectories (JSONL)", fits=samples.fits_areal, read=samples.read_areal, metrics=False),

@@ -20,8 +20,10 @@ from flowledger.record.importers.formats import Format, format_of, named, names
 from flowledger.record.importers.notes import EXAMPLES, Notes
 from flowledger.record.importers.parts import MOST_ROWS, Parts, TooMany
 from flowledger.record.importers.source import Source
+from flowledger.record.importers.world import heard_of, mesh, ranks
 
 MOST_FILES = 20_000
+HEARD = "at least: those that the sources name"
 
 
 @dataclass(slots=True)
@@ -55,6 +57,8 @@ def import_into(
     book = directory.create(into, Manifest(run=into.name, level="import", framework="unknown"))
     summary = Summary(into.name, book.path, notes=notes)
     several = len({one.name for one, _ in chosen if one.metrics}) > 1
+    for one, source in sorted(chosen, key=lambda each: _natural(each[1].path)):
+        notes.files_of.setdefault(one.name, []).append(source.path)
     parts = Parts(book, several=several)
     crashes: list[FindingRow] = []
     try:
@@ -79,8 +83,18 @@ def import_into(
         parts.stop()
     steps = parts.steps
     summary.first_step, summary.last_step, summary.steps = steps.first, steps.last, steps.count
-    RunDirectory(book.path, _manifest(book.manifest, notes)).close("closed", parts.figures)
+    notes.ranks.update(parts.ranks, (row.rank for row in crashes if row.rank is not None))
+    least = heard_of(notes.ranks, len(notes.workers), (row.message for row in crashes))
+    RunDirectory(book.path, _manifest(book.manifest, notes, least)).close(_state(crashes), parts.figures)
     return summary
+
+
+def _state(crashes: Sequence[FindingRow]) -> str:
+    """How the run ended, by what its sources tell: closed where they tell of no end of its own."""
+    ends = [row.message for row in crashes if row.id == "crash"]
+    if not ends:
+        return "closed"
+    return "interrupted" if all(end.startswith("KeyboardInterrupt") for end in ends) else "crashed"
 
 
 class Nothing(Exception):  # noqa: N818  (told as BadInput)
@@ -127,7 +141,11 @@ def _chosen(sources: Sequence[Path], form: str | None, notes: Notes) -> Iterator
             continue
         found.setdefault(one.name, []).append((one, source))
     for group in found.values():
-        yield from group if group[0][0].ordered else reversed(group)  # the last checkpoint has the whole history
+        later = group[0][0].later
+        if later is not None:
+            yield from sorted(group, key=lambda one: later(one[1]))
+        else:
+            yield from group if group[0][0].ordered else reversed(group)  # the last checkpoint has the whole history
 
 
 def _files(sources: Sequence[Path]) -> Iterator[Source]:
@@ -208,13 +226,16 @@ def odd_rewards(notes: Notes) -> str:
     return f"{count:,} reward{'s are' if count != 1 else ' is'} told and no finite number{'s' if count != 1 else ''} ({kinds})"
 
 
-def _manifest(opened: Manifest, notes: Notes) -> Manifest:
+def _manifest(opened: Manifest, notes: Notes, least: int) -> Manifest:
+    """The manifest with what was learnt; `least`: so many ranks were heard of."""
     config: dict[str, Any] = {"raw": notes.config} if notes.config else {}
     if notes.command:
         config["command"] = notes.command
+    many = ranks(notes.framework, notes.config, notes.command, notes.world)
     return msgspec.structs.replace(
         opened, config=config, framework=notes.framework or "unknown", framework_version=notes.framework_version,
-        hardware={}, bindings=bindings(notes.framework, notes.config),
+        hardware={}, bindings=bindings(notes.framework, notes.config), ranks=many or least, mesh=mesh(notes.framework, notes.config, many),
+        sources={} if many or not least else {"ranks": HEARD},
     )  # fmt: skip
 
 

@@ -11,23 +11,22 @@ Format: libkineto/src/output_json.cpp; times are microseconds after `baseTimeNan
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any
 
 from flowledger.ledger.rows import MetricRow, Row
-from flowledger.record.importers.file_ranks import rank_in
 from flowledger.record.importers.intervals import Interval, Union, lengths
 from flowledger.record.importers.notes import Notes
 from flowledger.record.importers.source import Source
 from flowledger.record.importers.trace_events import START, TraceEvent, TraceEvents
+from flowledger.record.importers.trace_ranks import NAMING, rank_of, rank_of_process
 from flowledger.record.importers.trace_spans import Spans
 from flowledger.tables.traces import collective
 
 PLAIN = re.compile(rb"\s*\[\s*\{")  # a list of events without anything around
 PHASES = re.compile(rb'"ph"\s*:\s*"[A-Za-z]"')
 STEP = re.compile(r"ProfilerStep#(\d{1,15})")
-MOST_STEPS = 100_000
+MOST_STEPS, MOST_PROCESSES = 100_000, 4_096
 S = 1e-6  # of a microsecond
 
 
@@ -42,20 +41,78 @@ def fits(source: Source) -> bool:
     )
 
 
+def has_its_own_clock(source: Source) -> bool:
+    """Whether a trace does not tell where its times begin: it is read after those that do, and put beside them."""
+    return b"baseTimeNanoseconds" not in source.head
+
+
 def read(source: Source, notes: Notes) -> Iterator[Row]:
-    """Metrics and spans of one file, which is one rank's."""
+    """Metrics and spans of one file, which is one rank's; of several where their traces were merged into it."""
     events = TraceEvents(source.chunks(notes), str(source.path), notes)
-    device = Device()
+    devices = Devices()
     for batch in events.batches():
         for event in batch:
-            take = device.takes.get(event.cat)
-            if take is not None and event.ph == "X" and 0 <= event.dur < math.inf and abs(event.ts) < math.inf:
-                take(event)
-    rank = _rank(events.about, source)
-    if not device.seen:
+            if event.ph == "X":
+                take = devices.of(event).takes.get(event.cat)
+                if take is not None and 0 <= event.dur < math.inf and abs(event.ts) < math.inf:
+                    take(event)
+            elif event.ph == "M" and event.name in NAMING:
+                devices.named(event)
+    own = rank_of(events.about, source, notes)
+    by_rank = devices.by_rank(devices.only if own is None else own)
+    if not any(device.seen for device in by_rank.values()):
         notes.skip("the trace has neither kernels nor operators", source.path.name)
-    yield from device.metrics(rank)
-    yield from device.spans.rows(device.steps, events.about, rank, source.path.name, notes)
+    for rank, device in by_rank.items():
+        yield from device.metrics(rank)
+        yield from device.spans.rows(device.steps, events.about, rank, source.path.name, notes)
+
+
+class Devices:
+    """The work of a file by rank: the file's own, but where the names of its processes tell of several ranks."""
+
+    def __init__(self) -> None:
+        self.own = Device()
+        self._merged: dict[int, Device] = {}
+        self._ranks: dict[object, int | None] = {}  # of processes, where their names speak of one
+        self._of: dict[object, Device] = {}
+
+    def named(self, event: TraceEvent) -> None:
+        """The name of a process, before its events."""
+        words = event.details
+        if type(event.pid) in (int, str):
+            self._learn(event.pid, rank_of_process(words.get("name") or words.get("labels")))
+
+    def of(self, event: TraceEvent) -> "Device":
+        """Whose an event is."""
+        pid = event.pid
+        if type(pid) is str:
+            if pid not in self._ranks:
+                self._learn(pid, rank_of_process(pid))
+        elif not self._of or type(pid) is not int:
+            return self.own
+        return self._of.get(pid, self.own)
+
+    @property
+    def only(self) -> int | None:
+        """The rank that processes are named by, where it is one."""
+        ranks = self._told()
+        return ranks.pop() if len(ranks) == 1 else None
+
+    def by_rank(self, own: int | None) -> "dict[int | None, Device]":
+        """Each rank's work; the file's own where there is no other, or where it has any."""
+        found: dict[int | None, Device] = {rank: device for rank, device in sorted(self._merged.items()) if device.seen}
+        return found if found and not self.own.seen else {own: self.own, **found}
+
+    def _learn(self, pid: object, rank: int | None) -> None:
+        if len(self._ranks) >= MOST_PROCESSES:
+            return
+        if rank is not None or pid not in self._ranks:
+            self._ranks[pid] = rank
+        if rank is not None and (len(self._told()) > 1 or type(pid) is str):  # an id of text is made by who merges
+            self._of = {one: self._merged.setdefault(of, Device()) for one, of in self._ranks.items() if of is not None}
+
+    def _told(self) -> set[int]:
+        return {rank for rank in self._ranks.values() if rank is not None}
 
 
 class Device:
@@ -165,9 +222,3 @@ def _figures(part: tuple[float, ...], whole: float, step: int | None, rank: int 
         figures["idle_fraction"] = min(max(1 - busy / whole, 0.0), 1.0)
     for name, value in figures.items():
         yield MetricRow(name=name, raw_name=name, value=value, step=step, rank=rank)
-
-
-def _rank(about: Mapping[str, Any], source: Source) -> int | None:
-    info = about.get("distributedInfo")
-    said = info.get("rank") if isinstance(info, dict) else None
-    return said if type(said) is int and 0 <= said < 1 << 30 else rank_in(source.path)

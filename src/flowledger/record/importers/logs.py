@@ -148,6 +148,7 @@ class Log:
     def _awaited(self, line: str) -> bool:
         """Give a line to whoever of its process waits for more; whether it was theirs."""
         speaker, text = split(line[:LONGEST_AWAITED])
+        self._notes.heard(speaker)
         if self._arguments is not None:
             if configs.MEGATRON_END in text:
                 self._configured(self._arguments)
@@ -173,6 +174,7 @@ class Log:
     def _other(self, line: str) -> Iterator[Row]:
         """Everything but the numbers of a step."""
         speaker, text = split(line)
+        self._notes.heard(speaker)
         place = self._place
         if "[repeated" in text:
             text = REPEATED.sub("", text)

@@ -2,10 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+from flowledger.record.importers.speakers import Speaker, trains
+from flowledger.record.importers.trace_clocks import Clocks
 
 EXAMPLES = 5  # places that are named; the others are counted
 MOST_REASONS = 100
+MOST_HEARD = 100_000
 
 
 @dataclass(slots=True)
@@ -22,6 +27,15 @@ class Notes:
     skipped: dict[str, int] = field(default_factory=dict)  # reason -> how often
     examples: list[str] = field(default_factory=list)
     passed_over: list[str] = field(default_factory=list)  # files of a directory that are of no known form
+    files_of: dict[str, list[Path]] = field(
+        default_factory=dict
+    )  # form -> the files that are read as it, in their order
+    world: int | None = None  # ranks of the job, as a trace says
+    ranks: set[int] = field(default_factory=set)  # that were heard of besides in rows
+    workers: set[tuple[str, int]] = field(
+        default_factory=set
+    )  # processes that train, as a log names them: address, pid
+    clocks: Clocks = field(default_factory=Clocks)  # of traces
     odd_rewards: dict[str, int] = field(default_factory=dict)  # what stood where a reward's number should -> how often
     odd_at: list[str] = field(default_factory=list)  # the first samples that had one
 
@@ -32,6 +46,14 @@ class Notes:
         self.skipped[key] = self.skipped.get(key, 0) + count
         if len(self.examples) < EXAMPLES:
             self.examples.append(f"{where}: {reason}" if where else reason)
+
+    def heard(self, speaker: Speaker) -> None:
+        """Somebody spoke: a rank, or one of the processes that train."""
+        if speaker.rank is not None:
+            if len(self.ranks) < MOST_HEARD:
+                self.ranks.add(speaker.rank)
+        elif speaker.pid and len(self.workers) < MOST_HEARD and trains(speaker.role):
+            self.workers.add((speaker.ip, speaker.pid))
 
     def odd_reward(self, what: str, where: str) -> None:
         """A sample whose reward is told and is no finite number; the sample is kept, without it."""

@@ -127,6 +127,11 @@ class Parts:
         return {name: sum(figures[name] for figures in every) for name in ("rows", "bytes", "dropped")}
 
     @property
+    def ranks(self) -> set[int]:
+        """The ranks that rows are of."""
+        return {rank for rank in self._parts if rank is not None}
+
+    @property
     def resumed(self) -> list[tuple[int, int]]:
         """(last step, step it went back to), each time once."""
         return sorted({one for part in self._parts.values() for one in part.seen.resumed})

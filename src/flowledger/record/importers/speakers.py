@@ -24,6 +24,10 @@ LOGGER = re.compile(
 RAY_COLOURED = re.compile(
     r"\x1b\[\d+m\((?:(?P<role>[A-Za-z_][\w.:\[\]-]*) )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?\)\x1b\[0m ?"
 )
+# Ray's names of the processes of which each is a rank: verl's, OpenRLHF's, slime's, NeMo-RL's.
+TRAINERS = re.compile(
+    r"WorkerDict|ActorRolloutRef\w*Worker|PolicyModelActor|\w*TrainRayActor|(?:Megatron|DTensor)\w*PolicyWorker"
+)
 PREFIXED = frozenset(" \t([DIWECF0123456789")  # how a prefix may begin
 REPEATED = re.compile(r"\s{0,8}\[repeated (?P<times>\d+)x across (?:cluster|actors|all actors)[^\]]*\].*$")
 
@@ -42,6 +46,12 @@ class Speaker(NamedTuple):
 
 
 NOBODY = Speaker()
+
+
+@lru_cache(maxsize=1024)
+def trains(role: str) -> bool:
+    """Whether a process that Ray calls so is one of the ranks."""
+    return TRAINERS.match(role) is not None
 
 
 def split(line: str) -> tuple[Speaker, str]:

@@ -36,6 +36,7 @@ class TraceEvent(msgspec.Struct, gc=False):
     ts: float = 0.0
     dur: float = 0.0
     args: Any = msgspec.Raw(b"{}")
+    pid: Any = None
 
     @property
     def details(self) -> Mapping[str, Any]:
@@ -163,7 +164,9 @@ def _event(raw: Any) -> TraceEvent:
     if not isinstance(raw, dict):
         return TraceEvent()
     phase, category, name = (str(raw.get(key) or "") for key in ("ph", "cat", "name"))
-    return TraceEvent(phase, category, name, _number(raw.get("ts")), _number(raw.get("dur")), raw.get("args"))
+    return TraceEvent(
+        phase, category, name, _number(raw.get("ts")), _number(raw.get("dur")), raw.get("args"), raw.get("pid")
+    )
 
 
 def _number(value: Any) -> float:

@@ -2,7 +2,8 @@
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -11,11 +12,13 @@ from flowledger.flow.errors import BadInput
 from flowledger.ledger.rows import MetricRow, SpanRow
 from flowledger.record.importers.intervals import Interval
 from flowledger.record.importers.notes import Notes
+from flowledger.record.importers.trace_clocks import SINCE_1970, Meeting
 from flowledger.record.importers.trace_events import TraceEvent
 from flowledger.tables.traces import dtype_bytes, stage
 
 MOST_COLLECTIVES, MOST_ANNOTATIONS = 20_000, 10_000  # of one file that become spans; the others are counted
 MOST_NAMES = 1_000
+UNTOLD = ("", "send", "recv")  # kinds of which it is not told who takes part
 DEEPEST = 16  # annotations that may lie around a moment, or have ended before it since the one around it began
 _numbers = count(1 << 40)  # of spans, for all files of an import
 
@@ -98,20 +101,25 @@ class Spans:
     ) -> Iterator[SpanRow]:
         """Steps, annotations and collectives, each kind in order of time."""
         base, groups = about.get("baseTimeNanoseconds"), _groups(about)
-        clock = _Clock(base if type(base) is int and 0 <= base < 1 << 62 else 0, steps, rank)
+        origin = base if type(base) is int and 0 < base < 1 << 62 else 0
+        clock = _Clock(origin, steps, rank)
+        peers = {written: _ranks(written, groups) for written in {one.ranks for one in self._collectives}}
+        collectives = sorted(self._collectives)
+        clock.move(notes.clocks.shift(
+            clock.meetings(collectives, peers), rank, told=origin > 0 or any(one.start > SINCE_1970 for one in collectives[:1]),
+            remark=lambda text: notes.remark(f"{name}: {text}"),
+        ))  # fmt: skip
         within = _Stages(self._stages[True] or self._stages[False])
         for step, (start, end) in steps.items():
             yield clock.span(start, end, name="step", span_kind="stage", step=step)
         for start, end, said in sorted(self._annotations):
             meant = stage(said)
             yield clock.span(start, end, name=meant or said, span_kind="stage" if meant else "host", stage=meant)
-        for one in sorted(self._collectives):
+        for one in collectives:
             row = clock.span(one.start, one.end, name=one.name, span_kind="comm", comm_type=one.kind or None)
             row.stage = within.at(one.start)
             row.bytes, row.group = one.bytes, one.group
-            row.peer_ranks = (
-                _ranks(one.ranks, groups) if one.kind not in ("", "send", "recv") else None
-            )  # whose peer is not told
+            row.peer_ranks = peers[one.ranks] if one.kind not in UNTOLD else None
             yield row
         for what, number in self._left_out.items():
             if number:
@@ -139,6 +147,23 @@ class _Clock:
         self._base, self._rank = base, rank
         self._steps = sorted((start, end, step) for step, (start, end) in steps.items())
         self._at = 0
+
+    def move(self, nanoseconds: int) -> None:
+        self._base += nanoseconds
+
+    def meetings(
+        self, collectives: Sequence[Collective], peers: Mapping[str, list[int] | None]
+    ) -> dict[Meeting, tuple[int, int]]:
+        """From when to when it was in each collective of which all ranks are told."""
+        times: Counter[tuple[str, tuple[int, ...], int | None]] = Counter()
+        found = {}
+        for one in collectives:
+            ranks = peers[one.ranks] if one.kind not in UNTOLD else None
+            if ranks is not None and len(ranks) > 1:
+                key = one.kind, tuple(sorted(ranks)), self._step(one.start)
+                found[*key, times[key]] = self._base + round(one.start * 1000), self._base + round(one.end * 1000)
+                times[key] += 1
+        return found
 
     def span(self, start: float, end: float, *, step: int | None = None, **more: Any) -> SpanRow:
         first, last = self._base + round(start * 1000), self._base + round(end * 1000)

@@ -8,8 +8,7 @@ from flowledger.show.page.book import Book, Rows
 
 def asking_once(book: Book) -> Book:
     """The same book. What was answered stays with its ledger, but where rows made elsewhere stand in for some of its views: they change."""
-    told = "SELECT 1 FROM duckdb_tables() WHERE ends_with(table_name, '_told') LIMIT 1"
-    return book if book.ledger.rows(told) else replace(book, ledger=_Once(book.ledger))
+    return book if book.ledger.changes else replace(book, ledger=_Once(book.ledger))
 
 
 class _Once(Ledger):

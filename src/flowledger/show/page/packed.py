@@ -1,9 +1,11 @@
 """Rows as a page holds many of them, every name once; and rows that several parts of a page ask for, read once."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-from flowledger.show.page.book import Book, Rows
+from flowledger.show.page.book import Book
+
+T = TypeVar("T")
 
 
 def packed(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[Any]]:
@@ -18,12 +20,12 @@ def unpacked(held: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     return [dict(zip(held["names"], row, strict=True)) for row in held["rows"]]
 
 
-def kept(book: Book, what: str, read: Callable[[], Rows]) -> Rows:
+def kept(book: Book, what: str, read: Callable[[], T]) -> T:
     """What `read` gives, read once for a ledger; anew each time where rows made elsewhere stand in for some of its views: they change."""
-    if book.ledger.rows("SELECT 1 FROM duckdb_tables() WHERE ends_with(table_name, '_told') LIMIT 1"):
+    if book.ledger.changes:
         return read()
     held = book.ledger.worked_out
     if (key := f"page, {what}") not in held:
         held[key] = read()
-    found: Rows = held[key]
+    found: T = held[key]
     return found
