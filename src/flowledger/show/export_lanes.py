@@ -3,7 +3,7 @@
 Viewers draw intervals of one thread as a stack: what overlaps without lying inside of another needs a thread of its own.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -45,6 +45,12 @@ class Lanes:
         self._names[None, RUN] = f"run {ledger.run}"
         self._pids = {who: at for at, who in enumerate(self._names, 1)}  # viewers take 0 for the kernel
         self._found: dict[Who, _Process] = {}
+
+    def ranks(self) -> Iterator[Event]:
+        """Names of the ranks, before anything of theirs: who reads the trace as a stream knows from then on whose an event is."""
+        for process, (_, who) in [*self._who.items()]:
+            if isinstance(who, int):
+                yield from self._process(process)
 
     def process(self, name: str) -> Naming:
         """The number of the rank that a process of the ledger is; another process that took a rank over has the same."""

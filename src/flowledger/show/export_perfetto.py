@@ -77,7 +77,8 @@ class _Trace:
         self.base = self._first()
 
     def events(self) -> Iterator[Event]:
-        """Every event, intervals first."""
+        """Every event, intervals first behind the names of the ranks."""
+        yield from self._lanes.ranks()
         for row in self._spans():
             self._seen["intervals"] += 1
             yield from self._interval(row)

@@ -100,8 +100,8 @@ class Devices:
 
     def by_rank(self, own: int | None) -> "dict[int | None, Device]":
         """Each rank's work; the file's own where there is no other, or where it has any."""
-        found: dict[int | None, Device] = {rank: device for rank, device in sorted(self._merged.items()) if device.seen}
-        return found if found and not self.own.seen else {own: self.own, **found}
+        found: dict[int | None, Device] = {rank: one for rank, one in sorted(self._merged.items()) if one.seen or one.spans}
+        return found if found and not (self.own.seen or self.own.spans) else {own: self.own, **found}
 
     def _learn(self, pid: object, rank: int | None) -> None:
         if len(self._ranks) >= MOST_PROCESSES:

@@ -53,6 +53,10 @@ class Spans:
         self._sums: dict[str, Sum] = {}
         self._left_out = {"collectives": 0, "annotations": 0}
 
+    def __bool__(self) -> bool:
+        """Whether there is anything to write."""
+        return bool(self._collectives or self._annotations)
+
     def collective(self, event: TraceEvent, kind: str) -> None:
         """A kernel or an annotation that communicates."""
         about = event.details
