@@ -59,6 +59,26 @@ def test_of_reports_collected_later_four_of_five_are_told(
     assert figures["undecidable_wrong"] <= 3
 
 
+def test_of_fresh_reports_four_of_five_are_told_and_none_surely_wrong(
+    bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nine sets of threads, each scored once before anything was changed for it: half were told then."""
+    out = tmp_path / "answers.jsonl"
+    cases = ROOT / "tests/data/reports/fresh_cases.jsonl"
+    assert bench.main(["--cases", str(cases), "--out", str(out)]) == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    decidable = sum(figures[f"decidable_{verdict}"] for verdict in ("right", "cannot_tell", "wrong"))
+    assert figures["reports"] == 204 and decidable == 182
+    assert figures["decidable_right"] >= 0.8 * decidable and figures["wrong"] <= 8 and figures["confidently_wrong"] == 0
+    assert figures["undecidable_wrong"] <= 3
+    labels = {
+        row["id"]: row["verdict_label"] for row in map(json.loads, cases.read_text(encoding="utf-8").splitlines())
+    }
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    sure = [row for row in rows if row["verdict"] != "skipped" and row["confidence"] >= 0.8]
+    assert len(sure) >= 10 and all(bench.judged(row, labels[row["id"]]) == "right" for row in sure)
+
+
 def test_without_labels_it_counts_what_is_told(
     bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """From what somebody reports (a file or a text) to findings: read it, ask the causes, and run a plan's checks beside them."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -27,6 +28,7 @@ PLANNED = {
     "recompute": ("actor_rollout_ref.model.enable_gradient_checkpointing",), "packing": ("actor_rollout_ref.model.use_remove_padding",),
     "fused_kernels": ("actor_rollout_ref.model.use_fused_kernels",), "nodes": ("trainer.nnodes",), "gpus_per_node": ("trainer.n_gpus_per_node",),
 }  # fmt: skip
+CALL = re.compile(r"\b([a-z]\w*_\w+)\(|\bin ([a-z]\w*_\w+)\b")  # a function as a sentence names it
 NEEDED = {"actor_rollout_ref.rollout.name": "vllm"}  # verl refuses to start without it
 
 
@@ -46,11 +48,24 @@ def with_plan(report: "Report") -> "Report":
     """The report and what a plan of it comes to, where it tells of memory and states model, GPU, ranks and lengths; else the report."""
     from flowledger.diagnose.reports.answers import names_of
 
+    report = _with_stage(report)
     names = names_of(report)
     unlike = "verl" not in report.framework.casefold() or names["lora"] or names["megatron_anywhere"] or names["vlm"]
     if not names["oom"] or names["host"] or unlike or any(name not in names for name in ASKED_OF_PLAN):
         return report
     return replace(report, planned=_plan_of(report, names))
+
+
+def _with_stage(report: "Report") -> "Report":
+    """The report with the stage that its traceback, or the functions it names, lie in, as the reader of crashes knows it."""
+    from flowledger.record.importers.crashes import stage_of
+    from flowledger.record.importers.tracebacks import FRAME, Frame
+
+    text = report.said()
+    frames = [Frame(one["file"], int(one["line"]), one["function"] or "") for one in FRAME.finditer(text)]
+    frames = frames or [Frame("", 0, called or within) for called, within in CALL.findall(text)]
+    stage = stage_of(frames)
+    return replace(report, stage=stage) if stage else report
 
 
 def _plan_of(report: "Report", names: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,17 +5,16 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from flowledger.diagnose.reports.clauses import contrasts, kinds, switch
 from flowledger.diagnose.reports.expression import Unknown, evaluate, names_in
 from flowledger.diagnose.reports.facts import facts_of
-from flowledger.diagnose.reports.keys import asked, number
+from flowledger.diagnose.reports.keys import asked
 from flowledger.diagnose.reports.likeness import alike
 from flowledger.diagnose.reports.mechanism import Located, located
-from flowledger.diagnose.reports.report import Report, leaves
+from flowledger.diagnose.reports.report import Report
+from flowledger.diagnose.reports.settings import ORDER, VAGUE, configured, decided, told
 from flowledger.diagnose.reports.table import HOLE, Cause, causes, filled, words
 from flowledger.ledger.rows import FindingRow
 
-ORDER = "report"
 LEAST, DOUBTED = 0.6, 0.4  # confidence from which a cause is told for sure, and from which it is told at all
 # How well a report must fit a cause whose condition is not known to hold: likeness, more where the condition holds as far as it is known, more
 # or less by the share of its signs. From LIKE it is told where nothing else is, from VERY_LIKE beside what is only located, from MOST_LIKE where the symptom is
@@ -25,13 +24,17 @@ HINT = 0.31  # likeness from which a cause is named as suspected
 # Places by likeness from which words alone are not told surely, and not told at all: of labelled reports that no row was written
 # for, nine of ten are right nearer than the first, half between the two, one in four beyond.
 DISTANT, FAR = 12, 40
-UNSURE, BY_WORDS = 0.65, 0.69  # the second: of what words alone say while the report is more like another cause
-FEW, LIKELIEST = 3, 0.46  # settings of a report that names few, and the confidence in one that makes such symptoms
-UNSET = ("false", "none", "null", "", "off", "0", "1.0")
+UNSURE = 0.65
+# The most that words alone are worth: while the report is more like another cause, and where it is like none more.
+BY_WORDS, MOST_BY_WORDS = 0.69, 0.79
 LIKELY = 0.49  # the most that a cause is worth whose condition is not known to hold
 LOCATED = 0.45  # confidence of what is only located: an object of which something is said to be wrong
-DECIDED, WEAKLY = 0.65, 0.56  # confidence of what a report says it works with
 MOST_SHOWN = 6
+# A stage -> the word of conditions that tells it.
+STAGE_WORDS = {
+    "old_log_prob": "log_prob_pass", "ref_log_prob": "log_prob_pass", "update_actor": "update", "update_critic": "critic_update", "rollout": "rollout",
+    "weight_sync": "weight_sync", "checkpoint": "save", "reward": "reward_stage", "validate": "validation",
+}  # fmt: skip
 LONGEST = 20_000  # characters in which signs are looked for
 # What is asked for where no cause is even suspected, by the kind of failure that the words name.
 ASKED_BY_KIND: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -41,8 +44,6 @@ ASKED_BY_KIND: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("slow", ("seconds of each stage by rank", "tokens and longest response by rank")),
     ("error", ("the last line of the exception and the sizes in it", "the batch keys and the number of GPUs")),
 )  # fmt: skip
-# Symptoms of many causes: where a report tells one of them, an object near it is not yet its cause.
-VAGUE = ("oom", "nan", "hang", "timeout", "slow", "collapse", "no_learning")
 ASKED_ELSE = (
     "the symptom in numbers: metrics by step, the exception's last line, or memory by stage",
     "the configuration",
@@ -71,19 +72,21 @@ def answer(report: Report, planned: Sequence[FindingRow] = ()) -> list[FindingRo
     found = (_doubted(match, names, places[match.cause.id]) for match in _matches(names, report.said()))
     matches = sorted(found, key=lambda match: -match.confidence - 0.2 * by_cause[match.cause.id])
     rows = [_row(match, names) for match in matches if not match.suspected and match.confidence >= DOUBTED]
-    rows += _decided(report, names)
+    rows += decided(report, names)
     vague = any(names[word] for word in VAGUE)
     rows += [_composed(one) for one in located(report.symptom, report.config)[:2] if not (vague and one.weak)]
     rows = _with_likeliest(rows, _likeliest(report, likeness, names), names, vague)
-    rows += [] if any((row.confidence or 0) >= LEAST for row in rows) else _configured(report, names)
+    rows += [] if any((row.confidence or 0) >= LEAST for row in rows) else configured(report, names)
     rows = rows or [_cannot_tell(matches, names, likeness)]
-    rows.sort(key=lambda row: -(row.confidence or 0))  # stable: of equals the one that the report is more like
+    # What it works with is more than what is only located. Of equals the one that the report is more like goes first (a stable sort).
+    apart = any(row.id == "report_contrast" for row in rows) and not (names["oom"] or names["hang"])
+    rows.sort(key=lambda row: (apart and row.verdict == "skipped", -(row.confidence or 0)))
     shown = [*rows[:MOST_SHOWN], *(row for row in planned if row.verdict in ("fail", "warn"))]
-    words_alone = {match.cause.id for match in matches if places[match.cause.id] and _words_alone(match.cause, names)}
+    by_words = {match.cause.id for match in matches if _words_alone(match.cause, names)}
     for position, row in enumerate(shown):
         row.position = position
-        if row.id in words_alone:  # the order stands: only how sure it is
-            row.confidence = min(row.confidence or 0.0, BY_WORDS)
+        if row.id in by_words:  # the order stands: only how sure it is
+            row.confidence = min(row.confidence or 0.0, BY_WORDS if places[row.id] else MOST_BY_WORDS)
     return shown
 
 
@@ -127,7 +130,8 @@ def names_of(report: Report) -> dict[str, Any]:
     seen = {
         word: bool(pattern.search(text[place])) for place, rows in words().items() for word, pattern in rows.items()
     }
-    return {**seen, **facts_of(report), "true": True}
+    stage = {STAGE_WORDS[report.stage]: True} if report.stage in STAGE_WORDS else {}
+    return {**seen, **stage, **facts_of(report), "true": True}
 
 
 @cache
@@ -179,61 +183,9 @@ def _row(match: Match, names: Mapping[str, Any]) -> FindingRow:
     )  # fmt: skip
 
 
-def _decided(report: Report, names: Mapping[str, Any]) -> list[FindingRow]:
-    """What the report says it works with, or without, as the cause."""
-    kind = _kind(names)
-    factors = [(_named(one.factor, report), one.clause) for one in contrasts(report.symptom)]
-    found = {known.name: (known, factor, clause) for factor, clause in factors if (known := switch(factor))}
-    return [
-        _told(
-            "report_contrast", f"{name} decides ({factor}): {known.seen.get(kind, known.says)}", [f"“{clause}”"],
-            "change nothing else, and compare the stage's inputs and outputs with and without it",
-            WEAKLY if known.weak and kind not in known.seen else DECIDED,
-        )
-        for name, (known, factor, clause) in found.items()
-    ]  # fmt: skip
-
-
-def _kind(names: Mapping[str, Any]) -> str:
-    """The kind of a symptom, by the first condition that holds."""
-    return next((kind for kind, when in kinds().items() if evaluate(when, names) is True), "")
-
-
-def _named(factor: str, report: Report) -> str:
-    """A factor that is a bare number, with the one setting that has a number of its size."""
-    value = number(factor.split()[0])
-    if value is None:
-        return factor
-    sizes = [(key, number(given)) for key, given in leaves(report.config)]
-    near = [key for key, size in sizes if size and value and 0.2 < size / value < 5 and size != value]
-    return f"{near[0]} {factor}" if len(near) == 1 else factor
-
-
-def _configured(report: Report, names: Mapping[str, Any]) -> list[FindingRow]:
-    """Where a report names few settings: the first that makes a symptom of this kind, as a suspicion."""
-    kind = _kind(names)
-    given = [(key, value) for key, value in leaves(report.config) if str(value).casefold() not in UNSET]
-    if kind in VAGUE:
-        return []
-    known = [(key, value, one) for key, value in given if (one := switch(f"{key}={value}")) and kind in one.seen]
-    if not known or len(given) > FEW:
-        return []
-    key, value, one = known[0]
-    message = f"{one.name} ({key} = {value}) is the likeliest: {one.seen[kind]}"
-    return [_told("report_setting", message, None, "run the same without it, all else equal", LIKELIEST)]
-
-
 def _composed(one: Located) -> FindingRow:
     confidence = LOCATED if one.weak else round(min(0.55 + 0.07 * one.weight, 0.65), 2)
-    return _told(one.id, one.message, [f"“{one.clause}”"], one.next_step, confidence)
-
-
-def _told(identity: str, message: str, evidence: list[str] | None, next_step: str, confidence: float) -> FindingRow:
-    """What a report itself says, as a finding."""
-    return FindingRow(
-        id=identity, scope="run", order=ORDER, verdict="fail", severity="error", message=message[0].upper() + message[1:],
-        evidence=evidence, next_step=next_step, confidence=confidence,
-    )  # fmt: skip
+    return told(one.id, one.message, [f"“{one.clause}”"], one.next_step, confidence)
 
 
 def _cannot_tell(

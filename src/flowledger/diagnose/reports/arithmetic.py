@@ -3,10 +3,12 @@
 Rows are made in order, so that a later one may use an earlier; a row whose inputs are missing is left out. Bytes in GiB.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 GIB = 2**30
+SAME = 0.03  # relative difference below which two ratios are the same
 Facts = Mapping[str, Any]
 
 
@@ -39,6 +41,31 @@ def _tokens_of_allocation(width: int) -> Callable[[Facts], float]:
     return lambda facts: facts["alloc_gib"] * GIB / (facts["vocab_share"] * width)
 
 
+def _row_step(facts: Facts) -> int:
+    """What rows of a dispatch grow by: where a batch size counts prompts (and not samples), by whole groups too."""
+    whole = "prompts" in facts and facts["rows"] == facts["prompts"] * facts.get("group", 1)
+    return math.lcm(facts["chunks"], facts.get("group", 1) if whole else 1)
+
+
+# Degrees that a loss, a gradient or a metric is multiplied or divided by where it is reduced once too often.
+DEGREES = {
+    "cp": "the context-parallel degree (cp)", "accumulation": "the number of gradient accumulation steps", "generation_windows": "steps_per_generation ÷ gradient accumulation steps",
+    "group": "the group size (num_generations, n)", "micro": "the micro-batch", "dp": "the data-parallel degree (dp)", "sp": "the sequence-parallel degree (sp)",
+    "tp": "the tensor-parallel degree (tp)", "pp": "the pipeline degree (pp)", "world": "the number of ranks",
+}  # fmt: skip
+
+
+def _scale_degree(facts: Facts) -> str | None:
+    """The degrees that the ratio of what was seen to what should be is equal to, or one over it; none where more than two are."""
+    ratio = max(facts["scale_ratio"], 1 / facts["scale_ratio"])
+    found = [
+        f"{says} = {facts[name]:g}"
+        for name, says in DEGREES.items()
+        if facts.get(name, 1) != 1 and abs(max(facts[name], 1 / facts[name]) / ratio - 1) < SAME
+    ]
+    return " or ".join(found) if 0 < len(found) <= 2 else None
+
+
 def _multiple_above(number: int, of: int) -> int:
     return -(-number // of) * of
 
@@ -68,7 +95,7 @@ def _axis(facts: Facts) -> str | None:
 DERIVED: tuple[tuple[str, Callable[[Facts], Any]], ...] = (
     # machines and axes
     ("world", _world),
-    ("actor_world", lambda f: f["actor_nodes"] * f["actor_gpus_per_node"]),
+    ("actor_world", lambda f: f.get("actor_nodes", 1) * f["actor_gpus_per_node"]),
     ("dp", _dp),
     ("micro", lambda f: max(1, f["micro_all_ranks"] // f["world"])),
     ("logprob_micro", lambda f: max(1, f["logprob_micro_all_ranks"] // f["world"])),
@@ -79,9 +106,14 @@ DERIVED: tuple[tuple[str, Callable[[Facts], Any]], ...] = (
     ("rank_mini", lambda f: f["mini_samples"] / f["dp"]),
     ("rank_mini_without_sp", lambda f: f["mini_samples"] / f["world"]),
     ("accumulation_steps", lambda f: int(f["rank_mini"] // f["micro"])),
-    ("rows_below", lambda f: f["rows"] // f["chunks"] * f["chunks"]),
-    ("rows_above", lambda f: _multiple_above(f["rows"], f["chunks"])),
+    ("row_step", _row_step),
+    ("rows_below", lambda f: f["rows"] // f["row_step"] * f["row_step"] or None),
+    ("rows_above", lambda f: _multiple_above(f["rows"], f["row_step"])),
     ("prompts_above", lambda f: _multiple_above(f["prompts"], f["world"])),
+    ("prompts_above_repeated", lambda f: _multiple_above(f["prompts"], f["world"] // math.gcd(f["world"], f["group"]))),
+    ("length_unit", lambda f: f.get("cp", 1) * math.lcm(2 if f.get("cp", 1) > 1 else 1, f.get("tp", 1))),
+    ("generation_windows", lambda f: f["steps_per_generation"] / f["accumulation"]),
+    ("scale_degree", _scale_degree),
     # lengths
     ("row_tokens", lambda f: f["max_prompt"] + f["max_response"]),
     ("row_tokens", lambda f: f["max_response"]),
@@ -110,6 +142,7 @@ DERIVED: tuple[tuple[str, Callable[[Facts], Any]], ...] = (
     ("alloc_gib", lambda f: f["alloc_bytes"] / GIB),
     ("alloc_tokens", _tokens_of_allocation(4)),
     ("alloc_tokens_half", _tokens_of_allocation(2)),
+    ("seen_logits_gib", lambda f: f["seen_tokens"] * f["vocab_share"] * 4 / GIB),
     ("logits_gib", lambda f: f["row_tokens"] / f["row_ranks"] * f["vocab_share"] * 4 / GIB),
     ("logits_mib", lambda f: f["row_tokens"] / f["row_ranks"] * f["vocab_share"] * 2 / 2**20),
     # the engine
@@ -128,7 +161,7 @@ DERIVED: tuple[tuple[str, Callable[[Facts], Any]], ...] = (
     # rows that go with their group: 1 - (1 - p)^n
     ("group_loss", lambda f: 1 - (1 - f["failure_rate"]) ** f["group"]),
     ("serial_s", lambda f: f["samples_step"] * f["call_s"]),
-    ("kl_off", lambda f: f.get("kl_coef") == 0 or f.get("use_kl_loss") is False or None),
+    ("kl_off", lambda f: f.get("kl_coef") == 0 or (f.get("use_kl_loss") is False and not f.get("kl_coef")) or None),
     ("count_gap", lambda f: abs(f["count_one"] - f["count_other"])),
     ("logprob_logits_gib", lambda f: f["logprob_micro"] * f["logits_gib"]),
     ("micro_logits_gib", lambda f: f["micro"] * f["logits_gib"]),

@@ -13,6 +13,7 @@ SENTENCE = re.compile(r"(?<=[.;!?])\s+|\n+|;\s*")
 PART = re.compile(
     r",\s+(?:and |but |while |whereas )?|\s+(?:but|while|whereas|although|though)\s+|\s+and\s+(?=(?:with|without|in|on)\b)"
 )
+PRONOUN = re.compile(r"(?:and |but )?with(?:out)? (?:it|that|this|them)\b", re.IGNORECASE)
 LONGEST = 20_000  # characters that are read
 SHORTEST, WORDS = 3, 5  # characters and words of a factor
 SETTING = re.compile(r"[\w./-]+ ?= ?[\w.+-]+")
@@ -53,7 +54,13 @@ def sentences(text: str) -> Iterator[str]:
 
 def contrasts(text: str) -> list[Contrast]:
     """What the report says it works with, or without."""
-    return [Contrast(factor=factor, clause=clause) for clause in clauses(text) for factor in _factors(clause)]
+    found, before = [], ""
+    for clause in clauses(text):
+        # "with A it fails; without it it works": the factor stands in the clause before
+        named = [_factor(before)] if PRONOUN.match(clause) and _works(clause) else list(_factors(clause))
+        found += [Contrast(factor=factor, clause=clause) for factor in named if factor]
+        before = clause
+    return found
 
 
 def switch(factor: str) -> Switch | None:
@@ -74,6 +81,13 @@ def without_contrasts(text: str) -> str:
 
 
 def _factors(clause: str) -> Iterator[str]:
+    """What a clause says it works with, part by part; else what it compares with its absence."""
+    found = list(_factors_of_parts(clause))
+    compared = (match for one in _patterns()["compared"] if (match := one.search(clause)))
+    yield from found or [match["factor"].strip() for match in compared][:1]
+
+
+def _factors_of_parts(clause: str) -> Iterator[str]:
     parts = PART.split(clause)
     for place, part in enumerate(parts):
         if not _works(part):

@@ -13,7 +13,7 @@ from flowledger.diagnose.reports.keys import facts_by_key, facts_in_words
 from flowledger.diagnose.reports.machines import hardware, model, ranks
 from flowledger.diagnose.reports.prose import facts_in_prose
 from flowledger.diagnose.reports.report import Report, leaves
-from flowledger.diagnose.reports.series import facts_of_ranks, facts_of_runs
+from flowledger.diagnose.reports.series import facts_of_ranks, facts_of_runs, facts_of_two
 
 MISSING = re.compile(
     r"KeyError: ?['\"]?([\w.]+)|(?<!'list' object has )(?<!'tuple' object has )(?<!'dict' object has )(?<!'str' object has )no attribute ['\"]?([\w.]+)|\b(\w+_\w+) (?:is required in|does not exist|is missing|is None|not (?:found )?in (?:the )?(?:batch|dict|td|tensordict))"
@@ -28,7 +28,7 @@ def facts_of(report: Report) -> dict[str, Any]:
     facts: dict[str, Any] = {
         **model(report.model), **ranks(without_contrasts(report.said())), **hardware(report.hardware), **facts_in_prose(report.said()),
         **facts_in_words(report.said()), **facts_by_key(report),
-        **facts_of_ranks(report.measured), **facts_of_runs(report.measured), **_compared(report), **report.planned,
+        **facts_of_ranks(report.measured), **facts_of_runs(report.measured), **facts_of_two(report.measured), **_compared(report), **report.planned,
     }  # fmt: skip
     if missing := MISSING.search(report.said()):
         facts["missing_name"] = next(name for name in missing.groups() if name)

@@ -15,6 +15,7 @@ class Report:
     config: Mapping[str, Any] = field(default_factory=dict)
     symptom: str = ""
     measured: Mapping[str, Any] = field(default_factory=dict)
+    stage: str = ""  # in which it died, where a traceback or a function's name says so
     planned: Mapping[str, Any] = field(default_factory=dict)  # facts that a plan of it came to, where one was made
 
     def said(self) -> str:

@@ -4,6 +4,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+WHOLE = 0.03  # how far from a whole number a ratio of two measured numbers may be
 RANK = re.compile(r"^(?:rank|worker|gpu|dp)[ _-]?(\d+)$", re.IGNORECASE)
 TIMES, LONGEST, SUMS = (
     ("s", "seconds", "time", "time_s"),
@@ -28,6 +29,16 @@ def facts_of_ranks(measured: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"slowest_s": max(times), "fastest_s": min(times)}
     found |= {"longest_tokens": max(longest), "time_by_longest": _agreement(times, longest)} if longest else {}
     return {**found, "time_by_sum": _agreement(times, sums)} if sums else found
+
+
+def facts_of_two(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """`scale_ratio`: where two numbers were measured and the one is a whole multiple of the other."""
+    numbers = [float(value) for value in measured.values() if isinstance(value, int | float) and value]
+    if len(measured) != 2 or len(numbers) != 2:
+        return {}
+    low, high = sorted(numbers, key=abs)
+    ratio = high / low
+    return {"scale_ratio": round(ratio)} if 2 <= ratio <= 64 and abs(ratio / round(ratio) - 1) < WHOLE else {}
 
 
 def facts_of_runs(measured: Mapping[str, Any]) -> dict[str, Any]:
