@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 
+from flowledger.cli import main
 from flowledger.cli.page import write_html
 from flowledger.flow.errors import BadInput
 from flowledger.ledger import directory, manifest
 from flowledger.ledger.rows import MemoryRow, MetricRow, Row, SampleRow, SpanRow
 from flowledger.ledger.writer import Writer
+from flowledger.show.page.document import not_shown
 
 MOST = 2**63 - 1
 
@@ -87,3 +89,48 @@ def test_odd_numbers_cost_a_view_at_most(tmp_path: Path, rows: list[Row]) -> Non
         if "cannot be shown" in json.dumps(view["at"][view["first"]].get("missing", []))
     ]  # fmt: skip
     assert len(told) == 8 and len(lost) <= 1
+
+
+@pytest.mark.parametrize(
+    ("why", "told"),
+    [
+        ("Out of Range Error: Overflow in addition of INT128 (1 + 2)!", "a number in its rows is too large"),
+        ("Binder Error: Referenced column \"x\" not found in FROM clause!", "its rows do not fit together"),
+        ("Out of Memory Error: failed to allocate data of size 16.0 MiB", "its rows do not fit into the memory"),
+        ("the run at /x is newer than this flowledger", "the run at /x is newer than this flowledger"),
+    ],
+)  # fmt: skip
+def test_what_the_database_says_is_put_in_words(why: str, told: str) -> None:
+    (sentence,) = not_shown(why)["missing"]
+    assert sentence["en"].startswith(f"This cannot be shown: {told}")
+    assert sentence["zh"].startswith("无法显示：")
+    assert ("Error" in sentence["en"]) is False
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("--html", "-"), "--html -: nothing is written to standard output; name one, such as --html report.html"),
+        (("--png", "-"), "--png -: nothing is written to standard output"),
+        (("--html", "x.html", "--json"), "--json belongs to a table, and --html has all of them"),
+        (("--png", "x", "--step", "1"), "--step belongs to a table, and --png has all of them"),
+        (("shapes", "--plan", "x"), "--plan stands beside a run on its page: give --html FILE or --png DIR too"),
+        (("shapes", "--html", "x.html"), "leave shapes out"),
+    ],
+)  # fmt: skip
+def test_options_that_do_not_go_together_are_refused_in_one_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    line: str,
+) -> None:
+    run_of(tmp_path / "run", [])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["flowledger", "show", "run", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert line in said and said.count("\n") == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]

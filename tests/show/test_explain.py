@@ -3,6 +3,8 @@
 import json
 import re
 import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from importlib.resources import files
 
 import pytest
@@ -15,7 +17,8 @@ from flowledger.flow.errors import BadInput
 from flowledger.flow.kinds import KINDS
 from flowledger.flow.stages import stages
 from flowledger.flow.tensors import tensors
-from flowledger.show import explain_settings
+from flowledger.show import diff, explain_settings, planned, selftest, sequence_columns, tables
+from flowledger.show.columns import Column
 from flowledger.show.explain import explain, explain_rows, meanings
 from flowledger.show.explain_algorithms import MADE_BY, algorithm_words
 from flowledger.tables import verl
@@ -242,3 +245,31 @@ def test_the_keys_of_settings_are_those_of_the_frameworks_and_other_words_are_ex
                 elif framework in ("verl", "trl"):
                     assert key in (of_verl if framework == "verl" else of_trl), key
         assert all(meanings(word) for word in one.see)
+
+
+def columns_of(value: object) -> Iterator[Column]:
+    """Every column in a table, or in a constant that holds some."""
+    if isinstance(value, Column):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from (column for one in value.values() for column in columns_of(one))
+    elif isinstance(value, tuple | list):
+        yield from (column for one in value for column in columns_of(one))
+    elif is_dataclass(value) and not isinstance(value, type):
+        yield from (column for one in fields(value) for column in columns_of(getattr(value, one.name)))
+
+
+def test_every_heading_of_every_table_is_explained_in_both_languages() -> None:
+    modules = (diff, planned, selftest, sequence_columns, tables)
+    found = {column.heading for module in modules for value in vars(module).values() for column in columns_of(value)}
+    assert {"resid", "frag", "local shard shape", "needed until", "of device", "noticed by", "outcome"} <= found
+    for heading in sorted(found):
+        assert explain(heading).startswith(meanings(heading)[0]["name"])
+        assert all(facts.get("meaning") != facts_zh.get("meaning") for facts, facts_zh in zip(meanings(heading), meanings(heading, "zh"), strict=True) if facts["what"] == "heading")  # fmt: skip
+
+
+@pytest.mark.parametrize(("asked", "symbols"), [("B_prompt*G", ["B_prompt", "G"]), ("[B_micro, S_prompt + S_resp]", ["B_micro", "S_prompt", "S_resp"])])  # fmt: skip
+def test_a_shape_is_explained_by_its_symbols(asked: str, symbols: list[str]) -> None:
+    assert [facts["name"] for facts in meanings(asked)] == symbols
+    with pytest.raises(BadInput):
+        meanings(f"{asked.strip('[]')}*nobody")

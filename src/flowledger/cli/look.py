@@ -51,12 +51,21 @@ def show(
     csv: Annotated[bool, typer.Option("--csv")] = False,
 ) -> None:
     """Print one table of a run, or draw all of it as a page that needs no network."""
+    of_tables = {
+        "--step": step, "--stage": stage, "--sample": sample, "--token": token, "--head": head, "--layer": layer, "--expert": expert,
+        "--wide": wide or None, "--json": json or None, "--csv": csv or None,
+    }  # fmt: skip
     if html is not None or png is not None:
+        _check_page(html, png, [option for option, value in of_tables.items() if value is not None])
         if html is not None:
             _page(run, table, html, plan, lang)
         if png is not None:
             _pictures(run, table, png, plan, lang)
         return
+    if plan is not None:
+        raise BadInput(
+            "--plan stands beside a run on its page: give --html FILE or --png DIR too (flowledger diff PLAN RUN is a table)"
+        )
     if table is None:
         raise BadInput(
             f"name a table (flowledger show {run} shapes), --html FILE for the page, or --png DIR for its charts"
@@ -82,6 +91,16 @@ def show(
         print(plain.table_csv(made), end="")
     else:
         terminal.draw(made, terminal.console(), wide=wide)
+
+
+def _check_page(html: Path | None, png: Path | None, of_tables: list[str]) -> None:
+    """Raises BadInput for what a page or its pictures have no use for."""
+    page = "--html" if html is not None else "--png"
+    if of_tables:
+        raise BadInput(f"{of_tables[0]} belongs to a table, and {page} has all of them: leave one of the two out")
+    for option, where, example in (("--html", html, "report.html"), ("--png", png, "charts")):
+        if where == Path("-"):
+            raise BadInput(f"{option} -: nothing is written to standard output; name one, such as {option} {example}")
 
 
 def _page(run: Path, table: str | None, html: Path, plan: Path | None, lang: Language) -> None:

@@ -17,21 +17,26 @@ if TYPE_CHECKING:
 # Views that most questions of a page go through, each after those that it is made of: worked out once.
 BENEATH = (
     "spans_view", "samples_merged", "tokens_merged", "waits", "waited_by_stage", "memory_readings", "own_seconds", "stage_shares",
-    "step_seconds", "step_begins", "stages", "metrics_by_step", "lifetimes", "peaks", "memory_by_stage",
+    "step_seconds", "step_begins", "stages", "metrics_by_step", "lifetimes", "peaks", "memory_by_stage", "balance_at",
 )  # fmt: skip
 
 
 def write_html(run: Path, out: Path, *, plan: Path | None, lang: str) -> int:
     """The page of a run as one file; its size in bytes. Raises BadInput where it cannot be read or written."""
     from flowledger.ledger.directory import spared
+    from flowledger.show.page import vega
 
     spared(run, out)
+    vega.begin()
     with book_of(run, plan) as book:
         return _write(book, out, lang)
 
 
 def write(ledger: "Ledger", out: Path) -> int:
     """The same of a ledger that is open, in English."""
+    from flowledger.show.page import vega
+
+    vega.begin()
     return _write(book(ledger, None), out, "en")
 
 
@@ -87,13 +92,14 @@ def book_of(run: Path, plan: Path | None) -> "Iterator[Book]":
 def book(ledger: "Ledger", planned: "Ledger | None") -> "Book":
     """What a page is made of."""
     from flowledger.cli.beside import beside
+    from flowledger.cli.in_chinese import with_chinese
     from flowledger.show.page.book import Book
 
     ledger.settle(*BENEATH)
     agreement, said = beside(ledger, planned)
     told = [*findings(ledger), *said, *([] if planned is None else findings(planned))]
     return Book(
-        ledger=ledger, planned=planned, findings=_worst_first(told), metrics=metrics(ledger), agreement=agreement
+        ledger=ledger, planned=planned, findings=with_chinese(_worst_first(told)), metrics=metrics(ledger), agreement=agreement
     )  # fmt: skip
 
 

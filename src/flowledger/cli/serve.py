@@ -53,6 +53,7 @@ class Told:
         self._last: Book | None = None
 
     def __call__(self, ledger: "Ledger", planned: "Ledger | None") -> "Book":
+        from flowledger.cli.in_chinese import with_chinese
         from flowledger.cli.page import BENEATH, book, metrics
         from flowledger.show.page.book import Book
 
@@ -60,7 +61,7 @@ class Told:
         self._run = f"{manifest.run} {manifest.created} {ledger.directory.state}"
         if self._run != before and ledger.directory.state == "open":
             ledger.settle(*BENEATH)
-            self._last = Book(ledger=ledger, findings=ledger.rows("FROM findings_view"))
+            self._last = Book(ledger=ledger, findings=with_chinese(ledger.rows("FROM findings_view")))
             self._again_at = 0.0
         elif self._last is None or self._run != before or time.monotonic() > self._again_at:
             began = time.monotonic()
@@ -84,8 +85,8 @@ def serve(run: Path, where: str, plan: Path | None, lang: str, alarms: Callable[
     check_place(run)
     if plan is not None:
         open_run(plan)
-    with server(bind(address_of(where)), Asked(run=str(run), plan=str(plan) if plan else None, lang=lang)) as url:
-        say(f"the page is at {url}")
+    with server(bind(address_of(where)), Asked(run=str(run), plan=str(plan) if plan else None, lang=lang)) as urls:
+        say(f"the page is at {' or '.join(urls)}")
         fired = 0
         before = ""
         while True:
@@ -100,8 +101,8 @@ def serve(run: Path, where: str, plan: Path | None, lang: str, alarms: Callable[
 
 
 @contextmanager
-def server(listening: "socket", asked: "Asked") -> "Iterator[str]":
-    """Serve in a process of its own; the URL. It ends with the block, and with this process however that ends: its input does.
+def server(listening: "socket", asked: "Asked") -> "Iterator[Sequence[str]]":
+    """Serve in a process of its own; the URLs, any of which opens it. It ends with the block, and with this process however that ends: its input does.
 
     It is in a process group of its own: Ctrl-C is for this one.
     """
@@ -117,7 +118,7 @@ def server(listening: "socket", asked: "Asked") -> "Iterator[str]":
     process.stdin.flush()
     listening.close()
     try:
-        yield door.url
+        yield door.urls
     finally:
         process.stdin.close()
         try:
@@ -139,12 +140,13 @@ def serve_here() -> None:
     """In the process: serve until the input ends."""
     from socket import socket
 
+    from flowledger.cli.in_chinese import with_chinese
     from flowledger.show.page.door import Door
     from flowledger.show.page.serving import Served, serve
 
     asked, number, door = msgspec.json.decode(sys.stdin.buffer.readline(), type=tuple[Asked, int, Door])
     plan = Path(asked.plan) if asked.plan else None
-    served = Served(run=Path(asked.run), plan=plan, make=Told(), lang=asked.lang)
+    served = Served(run=Path(asked.run), plan=plan, make=Told(), said=with_chinese, lang=asked.lang)
     serve(served, door, socket(fileno=number), sys.stdin.buffer.read)
 
 

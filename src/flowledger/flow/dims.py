@@ -27,7 +27,10 @@ SYMBOLS: dict[str, tuple[str, str]] = {
         "samples running in one decode step (the scheduler decides)",
         "一个解码步中正在运行的样本数（由调度器决定）",
     ),
-    "B_slot": ("slots of the KV cache (rollout.max_running)", "KV cache 的槽位数（rollout.max_running）"),
+    "B_slot": (
+        "slots of the KV cache (rollout.max_running); of an engine's pool, samples of full length",
+        "KV cache 的槽位数（rollout.max_running）；对引擎的缓存池，为可容纳的满长样本数",
+    ),
     "S_prompt": ("padded prompt length", "填充后的 prompt 长度"),
     "S_resp": ("padded response length", "填充后的 response 长度"),
     "S": ("padded sequence length, S_prompt + S_resp", "填充后的序列长度，即 S_prompt + S_resp"),

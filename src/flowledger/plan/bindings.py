@@ -1,6 +1,7 @@
 """The value of every symbol of a shape, from a configuration and a model's sizes; what is not known is not bound."""
 
 from flowledger.config.schema import MicroBatch, RunConfig
+from flowledger.plan.engines import replicas
 from flowledger.tables.models import Architecture
 
 
@@ -17,7 +18,8 @@ def bindings(
     prompt, response = config.data.max_prompt_tokens, config.rollout.max_response_tokens
     samples = config.samples_per_step
     each = micro_samples(micro or config.actor.micro_batch, config, dp, tokens, samples_at_once)
-    slots = min(samples, config.rollout.max_running or config.rollout.serving.max_running or samples)
+    of_engines = (config.rollout.serving.max_running or samples) * replicas(config)
+    slots = min(samples, config.rollout.max_running or of_engines)
     found = {
         "B_prompt": config.data.prompts_per_step,
         "G": config.rollout.samples_per_prompt,

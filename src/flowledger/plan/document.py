@@ -17,6 +17,7 @@ from flowledger.flow.tensors import tensor
 from flowledger.ledger.rows import Row
 from flowledger.plan import kv_cache
 from flowledger.plan.communication import summed
+from flowledger.plan.engines import replicas
 from flowledger.plan.job import ITEMSIZE
 from flowledger.plan.lifetimes import surviving
 from flowledger.plan.memory import LATER, StageMemory
@@ -206,7 +207,7 @@ def _rough(plan: Plan, update: StageMemory) -> Mapping[str, tuple[str, int]]:
     )  # fmt: skip
     bound, own = plan.setting.bindings, plan.config.framework == OWN
     cache = kv_bytes(
-        layers=architecture.layers, batch_local=plan.served.kv_blocks if own else bound["B_slot"], seq_local=bound["S_cache"],
+        layers=architecture.layers, batch_local=plan.served.kv_blocks if own else -(-bound["B_slot"] // replicas(plan.config)), seq_local=bound["S_cache"],
         kv_heads=max(1, architecture.kv_heads // plan.config.rollout.serving.mesh.tp), head_dim=architecture.head_dim,
         bytes_per_element=ITEMSIZE.get(plan.serving.kv_dtype or plan.serving.dtype or "", 2),
     )  # fmt: skip

@@ -49,6 +49,11 @@ def replicated_bytes(architecture: Architecture, tp: int, item: int = 2) -> int:
     )
 
 
+def stages_of(layer: int, layers: int, pp: int) -> int:
+    """The pipeline stage of a layer: as even as possible, what is left over on the later ones."""
+    return ((layer + 1) * pp - 1) // layers
+
+
 def _bytes(weight: Weight, architecture: Architecture, mesh: Mesh, dtype: Dtype, padded: bool) -> int:
     etp = mesh.etp or (mesh.tp if mesh.ep == 1 else max(1, mesh.tp // mesh.ep))
     numel = local_numel(weight, mesh.tp, mesh.ep, etp)
@@ -75,7 +80,7 @@ def _rotary(architecture: Architecture) -> int:
 def _stages_of(weight: Weight, architecture: Architecture, pp: int) -> tuple[int, ...]:
     """Pipeline stages that hold a weight: layers as even as possible, embedding first, head last (a tied one on both)."""
     if weight.layer is not None:
-        return (((weight.layer + 1) * pp - 1) // architecture.layers,)
+        return (stages_of(weight.layer, architecture.layers, pp),)
     if weight.part in ("embed", "positions"):
         tied = architecture.tied and weight.part == "embed" and pp > 1
         return (0, pp - 1) if tied else (0,)

@@ -31,6 +31,8 @@ def of_tensor(
     """A tensor whose dims are resolved with `sizes`, on these ranks of the mesh `where`; `only`: on this one of them."""
     logical = tuple(dim.resolve(sizes) for dim in form.dims)
     on, placements = setting.mesh_of(where), _placements(row, form, setting)
+    if setting.engines is not None and on is setting.engines.on and row.kind == "kv_cache":
+        on = setting.engines.of_heads()
     known = set(setting.local(where, ranks.first)) if setting.local else set()
     given = any(dim.symbols & known for dim in form.dims)
     if only is not None:

@@ -19,6 +19,7 @@ from flowledger.plan.chain import Chain, chain
 from flowledger.plan.checks import check
 from flowledger.plan.communication import by_ranks, communication, spans
 from flowledger.plan.course import Course
+from flowledger.plan.engines import engines
 from flowledger.plan.facts import facts
 from flowledger.plan.job import Job
 from flowledger.plan.lengths import Lengths
@@ -34,7 +35,7 @@ from flowledger.plan.shards import Shards
 from flowledger.plan.subject import other_model
 from flowledger.plan.talk import Talk
 from flowledger.plan.timeline import Live
-from flowledger.plan.verdicts import verdicts
+from flowledger.plan.verdicts import pools_hold, verdicts
 from flowledger.tables.constants import constant
 from flowledger.tables.gpus import Gpu
 from flowledger.tables.models import Architecture
@@ -160,7 +161,7 @@ class Plan:
             return own_loop.served(self.config, self.architecture, self.shares[0].prompts)
         resting, asked = 0, self.serving
         if asked.colocated:
-            scene = replace(self._scene(None), batch={})
+            scene = self._scene(None, batch={})
             resting = sum(
                 live.total for live in memory.resting(scene, "rollout", self.classes[0], memory.FIRST) if not live.host
             )
@@ -193,10 +194,12 @@ class Plan:
         places = {name: place for place, name in enumerate(order())}
         return sorted(found, key=lambda one: (one.step, places[one.stage], one.ranks.first))
 
-    def _scene(self, served: Served | None, rank: int | None = None) -> Scene:
+    def _scene(
+        self, served: Served | None, rank: int | None = None, batch: Mapping[str, tuple[Live, ...]] | None = None
+    ) -> Scene:
         return Scene(
             config=self.config, architecture=self.architecture, jobs=self.jobs, serving=self.serving, served=served,
-            limit=self.limit, batch=self._batch(rank),
+            limit=self.limit, batch=self._batch(rank) if batch is None else batch,
         )  # fmt: skip
 
     def _own_scene(self, share: Share) -> Scene:
@@ -210,9 +213,10 @@ class Plan:
         """Data tensors of the whole step: on the device in flowledger's own loop, in the driver's host memory elsewhere."""
         own = self.config.framework == OWN
         split = self.setting.rollout is not None and self.setting.mesh.degree("dp") > 1
+        trains = replace(self.setting, engines=None)  # engines answer requests: the step lies with who asks
         rows = [  # what estimators put together of the whole step is gone with them
             row
-            for row in shapes.shapes(self.setting, self.classes, "batch", rank=rank)
+            for row in shapes.shapes(trains, self.classes, "batch", rank=rank)
             if row.tensor_name not in self.setting.stand_ins
             and (not split or row.placement or row.stage != "advantage")
         ]
@@ -224,11 +228,15 @@ class Plan:
         own = self.config.framework == OWN
         on = trains_on(actor.engine.mesh or self.config.mesh, self.dp(actor), folds=not own)
         tokens = self.loads["update_actor"].tokens
+        sizes = bindings(self.config, self.architecture, self.dp(actor), tokens)
+        if not own:  # a pool is not cut into slots: so many samples of full length lie in it at once
+            holds = pools_hold(self.config, self.architecture, self.served)
+            sizes["B_slot"] = min(sizes["B_slot"], holds or sizes["B_slot"])
         made = Setting(
-            stages=self.stages, bindings=bindings(self.config, self.architecture, self.dp(actor), tokens),
+            stages=self.stages, bindings=sizes,
             mesh=on, dtypes=self._dtypes(), packed=actor.engine.packed,
             unused=roles.unused(self.config), unwritten=roles.unwritten(self.config), shards=self._shards,
-            stand_ins=roles.stand_ins(self.config),
+            stand_ins=roles.stand_ins(self.config), engines=engines(self.config, self.architecture),
         )  # fmt: skip
         of_stage = {work.stage: self._of_stage(work, made) for work in self.works if self._differs(work, actor)}
         whole = loop_setting.spread(made, self.config, self.loads[actor.stage], self.classes) if own else made

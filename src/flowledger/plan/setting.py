@@ -7,6 +7,7 @@ from flowledger.config.engine import Mesh as Asked
 from flowledger.flow.axes import DENSE
 from flowledger.flow.errors import BadInput
 from flowledger.flow.mesh import Mesh, mesh
+from flowledger.plan.engines import Engines
 from flowledger.plan.shards import Shards
 
 # mesh (`train`, `rollout`), rank -> sizes that no even cut gives: tokens of its rows, slots of its cache
@@ -45,7 +46,8 @@ class Setting:
     unused: frozenset[tuple[str, str]] = frozenset()  # (stage, tensor) that the settings leave out: a KL of weight 0
     unwritten: frozenset[tuple[str, str]] = frozenset()  # …, that the stage only reads: a mask without rejection
     stand_ins: Mapping[str, str] = field(default_factory=dict)  # tensor that nobody makes -> the one that is read as it
-    rollout: Mesh | None = None  # of the ranks that sample, where that is another mesh
+    rollout: Mesh | None = None  # of the ranks that train and sample, where each samples with all of the weights
+    engines: Engines | None = None  # that sample, where a framework has some
     shards: Mapping[str, Shards] = field(default_factory=dict)  # role -> its parameters, where the cut of each is known
     local: Local | None = None
     sequence_parallel: bool = False  # norms and residuals are cut over tp too
@@ -58,7 +60,9 @@ class Setting:
 
     def mesh_of(self, named: str) -> Mesh:
         """The mesh of a stage or tensor that says `train` or `rollout`."""
-        return self.rollout if named == "rollout" and self.rollout is not None else self.mesh
+        if named != "rollout":
+            return self.mesh
+        return self.engines.on if self.engines is not None else self.rollout or self.mesh
 
 
 def trains_on(asked: Asked, dp: int, *, folds: bool) -> Mesh:

@@ -172,7 +172,14 @@ def _that_differ(
 
     Log-probs and losses are those of the last one. Ranks that sample have every layer.
     """
-    if setting.rollout is not None and mesh_of(row.name, stage_of(place), access) == "rollout":
+    samples = mesh_of(row.name, stage_of(place), access) == "rollout"
+    if samples and setting.engines is not None:
+        whole = replace(classes[0], name="all", first=0, count=setting.engines.on.size)
+        parts = (
+            replace(whole, first=first, count=count, layers=held) for first, count, held in setting.engines.stages()
+        )
+        return [*parts] if _per_layer(form) else [whole]
+    if setting.rollout is not None and samples:
         layers = tuple(range(setting.bindings.get("L", 0)))
         return [replace(classes[0], name="all", first=0, count=setting.rollout.size, layers=layers)]
     if _per_layer(form):
@@ -215,9 +222,10 @@ def _rows(
     """The rows of one access: one, or one a layer for what each layer has, and one for the parameters outside layers."""
     name = place.partition("/")[0]
     where, role = mesh_of(row.name, name, access), stage(name).role
-    exact = _counts_parameters(form) and row.kind != "comm_buffer" and role in setting.shards
+    served = setting.engines is not None and where == row.mesh == "rollout" and _counts_parameters(form)
+    exact = not served and _counts_parameters(form) and row.kind != "comm_buffer" and role in setting.shards
     parts: list[int | None] = list(ranks.layers) if _per_layer(form) else [None]
-    if _counts_parameters(form) and (exact or ranks.outer_elements):
+    if _counts_parameters(form) and (exact or served or ranks.outer_elements):
         parts.append(None)
     sizes = _sizes(setting, name)
     made: dict[object, list[TensorRow]] = {}  # by the pieces: layers of one kind are alike
@@ -225,7 +233,9 @@ def _rows(
         if exact:
             held = list(local_shapes.of_parameters(row, role, ranks, setting, layer, rank))
         else:
-            if layer is not None and ranks.layer_elements is not None:
+            if served and setting.engines is not None:
+                sizes["P"] = setting.engines.elements(layer)
+            elif layer is not None and ranks.layer_elements is not None:
                 sizes["P"] = ranks.layer_elements.get(layer, 0)
             elif layer is None and _counts_parameters(form):
                 sizes["P"] = ranks.outer_elements

@@ -6,13 +6,13 @@ from flowledger.config.engine import Serving
 from flowledger.config.schema import RunConfig
 from flowledger.ledger.rows import FindingRow
 from flowledger.plan import kv_cache
+from flowledger.plan.engines import IN_PROCESS, replicas
 from flowledger.plan.memory import StageMemory
 from flowledger.plan.roles import longest
 from flowledger.plan.serving import Served
 from flowledger.tables.models import Architecture
 
 GIB = 2**30
-IN_PROCESS = ("flowledger", "hf")
 
 
 def verdicts(
@@ -74,11 +74,19 @@ def _over(one: StageMemory, others: list[StageMemory]) -> FindingRow:
     )  # fmt: skip
 
 
+def pools_hold(config: RunConfig, architecture: Architecture, served: Served) -> int:
+    """Samples of full length that the pools of all engines hold; 0 where there is no engine, or no pool."""
+    serving = config.rollout.serving
+    if serving.engine in IN_PROCESS or not served.kv_pool:
+        return 0
+    return replicas(config) * kv_cache.capacity(architecture, serving, served.kv_pool, tokens=longest(config))
+
+
 def _waiting(config: RunConfig, architecture: Architecture, serving: Serving, served: Served) -> FindingRow:
     """Whether the pool holds as many full-length samples as the engine would run at once."""
     whole = longest(config)
-    replicas = max(1, (serving.gpus or config.hardware.world) // (serving.mesh.tp * serving.mesh.dp * serving.mesh.pp))
-    wanted = -(-config.samples_per_step // replicas)
+    engines = max(1, replicas(config) // serving.mesh.dp)
+    wanted = -(-config.samples_per_step // engines)
     wanted = min(wanted, serving.max_running or wanted)
     holds = kv_cache.capacity(architecture, serving, served.kv_pool, tokens=whole)
     enough = holds >= wanted

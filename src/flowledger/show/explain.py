@@ -9,12 +9,12 @@ from typing import Any
 from unicodedata import east_asian_width
 
 from flowledger.flow.axes import AXES, CUTS
-from flowledger.flow.dims import SYMBOLS
+from flowledger.flow.dims import SYMBOLS, parse_shape
 from flowledger.flow.errors import BadInput, folded, nearest
 from flowledger.flow.kinds import KINDS
 from flowledger.flow.stages import Stage, stages
 from flowledger.flow.tensors import Form, Tensor, tensors
-from flowledger.show import explain_cuts, explain_sequence, explain_settings, explain_words
+from flowledger.show import explain_cuts, explain_headers, explain_sequence, explain_settings, explain_words
 from flowledger.show.explain_algorithms import algorithm_words, algorithms_of, facts_of
 from flowledger.show.languages import Language, said
 from flowledger.show.token_columns import MADE_BY_THE_LOSS
@@ -29,7 +29,7 @@ LABELS_ZH = {
     "lifetime": "生命周期", "owner": "所有者", "placement": "放置", "variants": "变体",
     "common_bug": "常见错误", "aliases": "别名",
     "role": "角色", "phases": "相位", "reads": "读", "writes": "写", "frees": "释放", "works_on": "处理粒度",
-    "aggregates": "聚合", "optional": "可选", "unit": "单位", "level": "层次", "healthy": "健康范围",
+    "aggregates": "聚合", "optional": "可选", "unit": "单位", "level": "层次", "healthy": "健康范围", "told_by": "超出时提示", "no_alarm": "不设告警",
     "used_by": "用于", "columns": "账本列", "algorithms": "算法",
     "is": "属于", "formula": "公式", "source": "来源", "chosen_by": "由此选择", "grain": "粒度", "inputs": "输入",
     "to_tokens": "如何落到 token", "needs": "需要", "settings": "相关设置", "surprise": "须知",
@@ -46,7 +46,7 @@ def explain_rows(name: str, lang: Language = "en") -> dict[str, Any]:
     """The facts of one word, `what` and `name` first. Raises BadInput with the nearest known word.
 
     A word that is two things (`values` and `advantage` are stage and tensor) gives the tensor; `stage:values` asks for
-    the stage, and `tensor:`, `dim:`, `axis:`, `scheme:`, `kind:`, `column:`, `metric:`, `word:` likewise. `advantage:gpg` asks for the estimator of
+    the stage, and `tensor:`, `dim:`, `axis:`, `scheme:`, `kind:`, `column:`, `metric:`, `word:`, `heading:` likewise. `advantage:gpg` asks for the estimator of
     that name, `policy_loss:gpg` for the loss.
     """
     return meanings(name, lang)[0]
@@ -62,11 +62,21 @@ def explain(name: str, lang: Language = "en") -> str:
 def meanings(name: str, lang: Language = "en") -> list[dict[str, Any]]:
     """The facts of every meaning of a word, the tensor first. Raises BadInput with the nearest known word."""
     what, colon, word = name.rpartition(":")
-    found = _meanings(name, lang) or _meanings(what + colon + _spelt(word), lang)
+    found = _meanings(name, lang) or _meanings(what + colon + _spelt(word), lang) or _symbols(word, lang)
     if not found:
         known = algorithms.names(what) if what in algorithms.WHATS else _words()
         raise BadInput(f"nothing in the flow is called {name!r}{nearest(word, known)}")
     return found
+
+
+def _symbols(word: str, lang: Language) -> list[dict[str, Any]]:
+    """Of a shape or a product, such as `[B_prompt*G, S_resp]`: each of its symbols; none where it has others than the flow's."""
+    try:
+        dims = parse_shape(word if word.startswith("[") else f"[{word}]")
+    except BadInput:
+        return []
+    named = sorted({symbol for dim in dims for symbol in dim.symbols}, key=word.index)
+    return [_dim(name, lang) for name in named] if set(named) <= SYMBOLS.keys() else []
 
 
 def _meanings(name: str, lang: Language) -> list[dict[str, Any]]:
@@ -88,6 +98,7 @@ def _meanings(name: str, lang: Language) -> list[dict[str, Any]]:
         *explain_cuts.facts(word, lang),
         *explain_words.facts(word, lang),
         *explain_settings.facts(word, lang),
+        *explain_headers.facts(word, lang),
         ("axis", word not in AXES and (axis := explain_cuts.axis_of(word)) and _axis(axis, word, lang)),
     )
     return [facts for kind, facts in candidates if facts and asked in (None, kind)]
@@ -191,6 +202,8 @@ def _metric(row: Metric, word: str, lang: Language) -> dict[str, Any]:
         "level": row.level,
         # infinity cannot stand in JSON: an open end is null
         "healthy": row.healthy and [None if abs(bound) == float("inf") else bound for bound in row.healthy],
+        "told_by": list(row.told_by) or None,
+        "no_alarm": said(row.silent, row.silent_zh, lang) or None,
     }
 
 
@@ -266,6 +279,7 @@ def _words() -> list[str]:
         *explain_cuts.words(),
         *explain_words.words(),
         *explain_settings.words(),
+        *explain_headers.words(),
         explain_sequence.NAME,
     )
     return [*tensors(), *stages(), *SYMBOLS, *KINDS, *metrics(), *more]

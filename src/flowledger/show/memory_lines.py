@@ -72,7 +72,7 @@ def peak_and_estimates(table: Table, screen: Console, _columns: Sequence[Column]
         grid.add_row(
             f"{row['name']} ≈ {row['formula']}{lacks}",
             written(row["estimate"], "bytes"),
-            written(row["measured"], "bytes"),
+            "not measured" if row["estimate"] and not row["measured"] else written(row["measured"], "bytes"),
             deviation,
         )
     screen.print(grid)

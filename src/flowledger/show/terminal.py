@@ -304,10 +304,15 @@ def _common_bugs(table: Table, screen: Console, columns: list[Column]) -> None:
 
 
 SHARE = "share: of all ranks' time in the step, the part that the stage had for itself, without stages inside of it"
+WAITED = (
+    "waited: the slowest rank alone, until later ranks came; of all ranks' time the part is the metric bubble/<stage>"
+)
 
 
 def _shares(table: Table, screen: Console, columns: list[Column]) -> None:
     screen.print(Text(SHARE, style="dim"))
+    if any(row.get("waited_seconds") for row in table.rows):
+        screen.print(Text(WAITED, style="dim"))
 
 
 def _waits(table: Table, screen: Console, columns: list[Column]) -> None:

@@ -136,6 +136,18 @@ def test_a_step_worked_out_by_hand(tmp_path: Path) -> None:
     assert reward["holder"] == "dict in loop" and reward["outlives"] is True
 
 
+def test_optimizer_state_begins_at_the_first_step_of_the_optimizer(run: Book) -> None:
+    born = {}
+    for step in (0, 1):
+        told = flow.data(run, Choice(step=step))
+        state = next(one for one in told["strands"] if one["tensor_name"] == "optimizer_state")
+        at = state["pieces"][0]["born"]
+        born[step] = None if at is None else (told["columns"][at]["stage"], told["columns"][at]["phase"])
+        weights = next(one for one in told["strands"] if one["tensor_name"] == "params")
+        assert weights["pieces"][0]["born"] is None
+    assert born == {0: ("update_critic", "step"), 1: None}
+
+
 def test_what_is_made_anew_in_each_stage_is_one_strand_of_several_pieces(plan: Book) -> None:
     told = first(plan)
     logits = next(one for one in told["strands"] if one["tensor_name"] == "logits")

@@ -1,12 +1,15 @@
 """The memory view: the rows of the memory ledger, a peak whose parts add up, what was planned beside, and links that restore it."""
 
+import itertools
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import vl_convert
 
 from flowledger.flow.kinds import KINDS
 from flowledger.ledger.directory import create
@@ -390,6 +393,24 @@ def test_kinds_are_stacked_in_their_order_and_have_colours_in_both_lights() -> N
     assert stack["encoding"]["color"]["scale"] == {"domain": [*KINDS], "range": [colours()[kind] for kind in KINDS]}
     assert stack["encoding"]["y"]["stack"] == "zero"
     assert stack["encoding"]["y"]["title"] == "MiB"
+
+
+@pytest.mark.parametrize(("width", "named"), [(1100, 9), (300, 5), (120, 2)])
+def test_names_of_stages_never_lie_on_each_other(width: int, named: int) -> None:
+    instants = [1, 2, 1, 2, 3, 9, 9, 3, 24, 3]  # of the stages of a step; the ninth is the longest
+    rows = [
+        {**ROW, "at": at, "band": band, "stage": f"stage{band}"}
+        for at, band in enumerate(band for band, count in enumerate(instants) for _ in range(count))
+    ]
+    spec = memory_charts.by_kind(["param"], instants=len(rows), most=3 * MIB)
+    drawn = vl_convert.vegalite_to_svg(dressed({**spec, "width": width, "data": {"values": rows}}))
+    places = [(float(x), name) for x, name in re.findall(r"translate\(([\d.]+),-[\d.]+\)[^>]*>(stage\d)<", drawn)]
+    assert len(places) >= named
+    assert "stage8" in {name for _, name in places}
+    xs = sorted(x for x, _ in places)
+    assert all(
+        after - before >= 24 for before, after in itertools.pairwise(xs)
+    )  # slanted by 32 degrees: 12 px between their lines
 
 
 def test_a_limit_far_off_is_not_drawn() -> None:

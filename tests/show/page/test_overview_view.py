@@ -113,7 +113,7 @@ def three_steps(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --------------------------------------------------------------------------------------------------- where time and memory go
 
 
-def test_the_median_step_and_the_last_are_shown(three_steps: Path) -> None:
+def test_the_step_in_the_middle_and_the_last_are_shown(three_steps: Path) -> None:
     assert data_of(three_steps)["time"]["whole"] == {
         "last": pytest.approx(0.025)
     }  # 25 ms is the median of 35, 15 and 25
@@ -124,13 +124,13 @@ def test_the_median_step_and_the_last_are_shown(three_steps: Path) -> None:
     [
         ({0: 3.0}, {"last": 0}),
         ({0: 3.0, 1: 1.0, 2: 2.0}, {"last": 2}),
-        ({0: 2.0, 1: 1.0, 2: 3.0}, {"median": 0, "last": 2}),
-        ({4: 1.0, 5: 9.0}, {"median": 4, "last": 5}),
+        ({0: 2.0, 1: 1.0, 2: 3.0}, {"middle": 0, "last": 2}),
+        ({4: 1.0, 5: 9.0}, {"middle": 4, "last": 5}),
     ],
-    ids=["one", "median_is_last", "middle", "even"],
+    ids=["one", "middle_is_last", "middle", "even"],
 )
 def test_the_step_in_the_middle_is_a_step_that_was(seconds: dict[int, float], chosen: dict[str, int]) -> None:
-    assert overview_time._median_and_last(sorted(seconds), seconds) == chosen
+    assert overview_time._middle_and_last(sorted(seconds), seconds) == chosen
 
 
 def test_the_parts_of_a_bar_make_up_the_step(three_steps: Path, recorded: Path) -> None:

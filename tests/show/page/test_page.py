@@ -64,6 +64,24 @@ def test_the_light_can_be_turned(opened: Open, made: Made, recorded: Path) -> No
     assert page.evaluate("document.documentElement.dataset.theme") == "light"
 
 
+UNDRAWN = "#signals .signal:not(:has(svg))"
+
+
+def test_all_charts_are_drawn_where_the_page_is_printed_or_idle(opened: Open, made: Made, recorded: Path) -> None:
+    from playwright.sync_api import expect
+
+    page = opened(made(recorded), "#signals", height=300)
+    page.add_init_script("window.requestIdleCallback = () => {}")
+    page.reload()
+    page.wait_for_selector("#signals .signal svg")
+    assert page.locator(UNDRAWN).count() > 0, "they would all be in sight"
+    page.emulate_media(media="print")
+    expect(page.locator(UNDRAWN)).to_have_count(0)
+    idle = opened(made(recorded), "#signals", height=300)
+    expect(idle.locator("#signals .signal")).not_to_have_count(0)
+    expect(idle.locator(UNDRAWN)).to_have_count(0)
+
+
 def test_the_way_back_works(opened: Open, made: Made, recorded: Path) -> None:
     page = opened(made(recorded), "#shapes")
     page.click("nav a[data-view=overview]")

@@ -1,6 +1,8 @@
 """The page as data: what every view shows, and what there is to choose from. JSON, with nothing of how it is drawn."""
 
+import re
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from typing import Any
 
@@ -11,6 +13,7 @@ from flowledger.show.page.choice import Choice
 from flowledger.show.page.views import VIEWS, View
 
 SCHEMA = 1
+AT_ONCE = 2  # views
 MOST_TOLD = 300  # letters of an error
 
 
@@ -22,8 +25,15 @@ def document(book: Book, lang: str = "en", *, live: bool = False) -> dict[str, A
         "live": live,
         "about": about(book),
         "words": words(),
-        "views": {view.name: whole(view, book, live=live) for view in VIEWS},
+        "views": _views(book, live=live),
     }
+
+
+def _views(book: Book, *, live: bool) -> dict[str, Any]:
+    """View by view; while the database works for one, another is put together."""
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        made = pool.map(lambda view: whole(view, book, live=live), VIEWS)
+        return dict(zip((view.name for view in VIEWS), made, strict=True))
 
 
 def whole(view: View, book: Book, *, live: bool) -> dict[str, Any]:
@@ -47,9 +57,20 @@ def data(view: View, book: Book, at: Choice) -> dict[str, Any]:
 
 
 def not_shown(why: str) -> dict[str, Any]:
-    """What is there instead of a view's data."""
-    why = why[:MOST_TOLD]
-    return {"absent": True, "missing": [text(f"This cannot be shown: {why}", f"无法显示：{why}")]}
+    """What is there instead of a view's data. What the database says of its own is put in words."""
+    told = next((words for pattern, words in IN_WORDS if pattern.search(why)), text(why[:MOST_TOLD], why[:MOST_TOLD]))
+    return {"absent": True, "missing": [text(f"This cannot be shown: {told['en']}", f"无法显示：{told['zh']}")]}
+
+
+# What the database says where rows are beyond it, in words; the first that is met.
+IN_WORDS = (
+    (re.compile(r"^(\w+: )?(Out of Range|Conversion) Error"), text("a number in its rows is too large", "其数据行中有过大的数值")),
+    (re.compile(r"^(\w+: )?Out of Memory Error"), text("its rows do not fit into the memory of this machine", "其数据行放不进本机内存")),
+    (
+        re.compile(r"^(\w+: )?([A-Z][a-z]+ )+Error: "),
+        text("its rows do not fit together; `flowledger sql RUN` reads them one table at a time", "其数据行无法合并；可用 `flowledger sql RUN` 逐表查看"),
+    ),
+)  # fmt: skip
 
 
 def about(book: Book) -> dict[str, Any]:

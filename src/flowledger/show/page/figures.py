@@ -26,14 +26,14 @@ class Figure:
 
 
 FIGURES = (
-    Figure("step_time", text("Step time, median", "步耗时中位数"), ("step_time_s",), "median", "seconds"),
-    Figure("tokens_per_s", text("Tokens/s, median", "token/s 中位数"), ("tokens_per_s", "tokens_per_s_per_gpu"), "median", "count"),
+    Figure("step_time", text("Step time, median of the steps", "步耗时（各步中位数）"), ("step_time_s",), "median", "seconds"),
+    Figure("tokens_per_s", text("Tokens/s, median of the steps", "token/s（各步中位数）"), ("tokens_per_s", "tokens_per_s_per_gpu"), "median", "count"),
     Figure("reward", text("Reward, last", "reward，末步"), ("reward/mean",), "ends", "number"),
     Figure("kl", text("KL, last", "KL，末步"), ("ref_kl", "ref_kl/k3", "ref_kl/k1", "policy_kl", "policy_kl/k3", "kl_loss"), "last", "number"),
     Figure("grad_norm", text("Gradient norm, last", "梯度范数，末步"), ("grad_norm",), "last", "number"),
     Figure("entropy", text("Entropy, last", "熵，末步"), ("entropy",), "last", "number"),
     Figure("memory", text("Peak memory", "显存/内存峰值"), ("memory/allocated_peak", "memory/reserved_peak"), "most", "bytes"),
-    Figure("mfu", text("MFU, median", "MFU 中位数"), ("mfu",), "median", "percent"),
+    Figure("mfu", text("MFU, median of the steps", "MFU（各步中位数）"), ("mfu",), "median", "percent"),
 )  # fmt: skip
 
 

@@ -70,23 +70,29 @@ def data(book: Book, at: Choice) -> dict[str, Any]:
         "step": step,
         "planned": as_planned,
         "columns": grid.rows(),
-        "strands": _strands(placed, fates, grid, local),
+        "strands": _strands(placed, fates, grid, local, first=step is not None and step == first_step(book)),
         "texts": _texts({row["tensor_name"] for row in placed}),
         "ranks": local.ranks,
         "missing": missing,
     }
 
 
-def _strands(uses: Rows, fates: Rows, grid: Columns, local: "_Local") -> list[dict[str, Any]]:
+def _strands(uses: Rows, fates: Rows, grid: Columns, local: "_Local", *, first: bool) -> list[dict[str, Any]]:
     """One a tensor, in the order of the flow, those that are not of the flow behind."""
     order = {name: at for at, name in enumerate(tensors())}
     named = sorted(uses, key=lambda row: (order.get(row["tensor_name"], len(order)), row["tensor_name"]))
     found = []
     for name, rows in groupby(named, key=lambda row: row["tensor_name"]):
         mine = list(rows)
-        made = strand(name, mine, [row for row in fates if row["tensor_name"] == name], grid)
+        made = strand(name, mine, [row for row in fates if row["tensor_name"] == name], grid, first=first)
         found.append({**made, "uses": [_use(row, local) for row in mine]})
     return found
+
+
+def first_step(book: Book) -> int | None:
+    """The first step of the run."""
+    (row,) = book.ledger.rows("SELECT min(step) AS step FROM tensors WHERE source <> 'plan'")
+    return None if row["step"] is None else int(row["step"])
 
 
 def why_nothing(book: Book) -> dict[str, str]:

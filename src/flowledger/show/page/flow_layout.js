@@ -98,12 +98,13 @@ function runsOf(piece, { born, until, ends, end, texts, columns }) {
   return runs;
 }
 
-// As high as what stands above allows; a little less high where that keeps a strand straight.
+// As high as what stands above allows; a little less high where that keeps a strand straight. What is only held goes on as it came, so that
+// strands end apart.
 function settle(run, floor, before) {
   let top = 0;
   for (let at = run.from; at <= run.to; at += 1) top = Math.max(top, floor[at]);
   run.y = top + run.above + run.w / 2;
-  if (before && before.y >= run.y) run.y = before.y - run.y < CALM ? before.y : Math.max(run.y, before.y - RISE);
+  if (before && before.y >= run.y) run.y = run.held || before.y - run.y < CALM ? before.y : Math.max(run.y, before.y - RISE);
   const bottom = run.y + run.w / 2 + run.below + (run.held ? GAP - 1 : GAP);
   for (let at = run.from; at <= run.to; at += 1) floor[at] = bottom;
 }

@@ -10,17 +10,18 @@ from flowledger.show.page.flow_columns import Columns, place
 Row = Mapping[str, Any]
 
 
-def strand(name: str, uses: Rows, fates: Rows, grid: Columns) -> dict[str, Any]:
+def strand(name: str, uses: Rows, fates: Rows, grid: Columns, *, first: bool = False) -> dict[str, Any]:
     """`pieces` from birth to release, `reads` and `writes` as columns, and the row of the tensor.
 
     A piece has `born` (null: it was there before), `until` (the last column that needs it), `freed`, and `ends`, how that is known: freed,
-    after (the step), held, stays, declared by the flow, or unseen. `made`: [column, index of the use] each time it is made.
+    after (the step), held, stays, declared by the flow, or unseen. `made`: [column, index of the use] each time it is made. `first`: nothing
+    is known to have been there before this step.
     """
     known = tensors().get(name)
     main = next((row for row in uses if "write" in (row["access"] or "")), uses[0])
     kind = main["kind"] or next((row["kind"] for row in fates), None)
     persistent = main["lifetime"] == "persistent"
-    pieces = [_whole(uses, grid)] if persistent else _pieces(name, uses, fates, grid)
+    pieces = [_whole(uses, grid, first=first)] if persistent else _pieces(name, uses, fates, grid)
     return {
         "tensor_name": name,
         "known": known is not None,
@@ -33,11 +34,12 @@ def strand(name: str, uses: Rows, fates: Rows, grid: Columns) -> dict[str, Any]:
     }
 
 
-def _whole(uses: Rows, grid: Columns) -> dict[str, Any]:
-    """What stays: from before the step to behind it."""
+def _whole(uses: Rows, grid: Columns, *, first: bool) -> dict[str, Any]:
+    """What stays: from before the step to behind it; in the first step from where it is made, unless somebody has read it before."""
     made = [[at, use] for at, use in sorted(_largest(uses, "write", grid).items())]
+    read = min(_largest(uses, "read", grid), default=grid.after)
     return {
-        "born": None, "until": grid.after, "freed": grid.after, "ends": "stays", "made": made,
+        "born": made[0][0] if first and made and made[0][0] <= read else None, "until": grid.after, "freed": grid.after, "ends": "stays", "made": made,
         "outlives": False, "holder": None, "bytes": max((row["bytes"] or 0 for row in uses), default=0),
     }  # fmt: skip
 

@@ -18,13 +18,14 @@ from flowledger.flow.errors import BadInput
 from flowledger.ledger.directory import MANIFEST, RunDirectory, open_run
 from flowledger.ledger.reader import Ledger
 from flowledger.show.page import document
-from flowledger.show.page.book import Book, Text, text
+from flowledger.show.page.book import Book, Rows, Text, text
 from flowledger.show.page.choice import Choice
 from flowledger.show.page.tally import Tally
 from flowledger.show.page.vast import Vast
 from flowledger.show.page.views import BY_NAME, VIEWS
 
 Maker = Callable[[Ledger, Ledger | None], Book]  # what the front door says of a run beside its rows
+Sayer = Callable[[Rows], Rows]  # findings as the page shows them: what they say in its other language put beside it
 FITS = 96 << 20  # bytes of rows: opened, they take about twice as much, and twice again while they are read anew
 AT_FIRST, AT_ONCE = 24 << 20, 64 << 20  # bytes in the first look, which a browser may wait for, and in one that follows
 PACKED = 8  # times the size of a Parquet file its rows have as text
@@ -85,14 +86,14 @@ class Whole:
 class Growing:
     """The run at a path, whether it is there yet or not. `look` and all else may be called from different threads."""
 
-    def __init__(self, run: Path, plan: Path | None, make: Maker, fits: int = FITS) -> None:
+    def __init__(self, run: Path, plan: Path | None, make: Maker, said: Sayer = list, fits: int = FITS) -> None:
         self.path = run
         self.version = 0  # grows with every reading
         self.beat = 0  # with every reading too, as soon as it is done
         self.pulse: dict[str, Any] = {}  # how far the run has come
         self.identity = ""  # which run it is: another one may be begun at the same path
         self.is_gone = False  # its directory was removed, and the page shows what was read before
-        self._make, self._fits = make, fits
+        self._make, self._said, self._fits = make, said, fits
         self._planned = Ledger(plan) if plan else None
         self._reading: Whole | Vast | None = None
         self._tally: Tally | None = None
@@ -166,7 +167,7 @@ class Growing:
             return self._reading
         if sum(size for _, size in sizes(directory.path)) > self._fits:
             there = self._tally is not None and self._added == identity(directory)
-            return Vast(self._planned, self._tally) if there and self._tally else None
+            return Vast(self._planned, self._tally, self._said) if there and self._tally else None
         return self._reading if same and self._reading else Whole(self._planned, self._make)
 
     def document(self, lang: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from typing import Any
 
 from flowledger.show.page.book import Book, Rows, text
 from flowledger.show.page.choice import Choice
-from flowledger.show.page.flow import AS_PLANNED, why_nothing
+from flowledger.show.page.flow import AS_PLANNED, first_step, why_nothing
 from flowledger.show.page.flow_columns import Columns, columns, place, planned, recorded_shapes, steps
 from flowledger.show.page.lifetimes_rows import recorded_lifetimes
 from flowledger.show.tables import TABLES
@@ -46,7 +46,9 @@ def data(book: Book, at: Choice) -> dict[str, Any]:
         "planned": alone,
         "columns": grid.rows(),
         "rows": rows,
-        "persistent": _persistent(uses, {row["tensor_name"] for row in fates}, grid),
+        "persistent": _persistent(
+            uses, {row["tensor_name"] for row in fates}, grid, first=step is not None and step == first_step(book)
+        ),
         "intervals": [] if step is None else book.seen(INTERVALS, {"step": step}),
         "missing": [AS_PLANNED] if alone and not book.is_plan else [],
     }
@@ -93,8 +95,9 @@ def _plan_beside(rows: Rows, plan: Rows, grid: Columns) -> None:
             }  # fmt: skip
 
 
-def _persistent(uses: Rows, named: set[str | None], grid: Columns) -> list[dict[str, Any]]:
-    """Tensors that stay from step to step and have no storage of their own in the rows."""
+def _persistent(uses: Rows, named: set[str | None], grid: Columns, *, first: bool) -> list[dict[str, Any]]:
+    """Tensors that stay from step to step and have no storage of their own in the rows. In the first step they begin where they are made,
+    unless somebody has read them before: `born` is that column."""
     found: dict[str, dict[str, Any]] = {}
     for row in uses:
         if row["lifetime"] != "persistent" or row["tensor_name"] in named:
@@ -109,4 +112,9 @@ def _persistent(uses: Rows, named: set[str | None], grid: Columns) -> list[dict[
                 one[where].append(at)
         if "read" in (row["access"] or "") and row["stage"] not in one["readers"]:
             one["readers"].append(row["stage"])
+    for one in found.values():
+        made = min(one["writes"], default=None)
+        if first and made is not None and made <= min(one["reads"], default=made):
+            stage, phase = grid.places[made][:2]
+            one |= {"born": made, "born_at": stage if phase is None else f"{stage}/{phase}", "begins": True}
     return [*found.values()]

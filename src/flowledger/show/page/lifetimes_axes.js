@@ -35,9 +35,9 @@ function inOrder(columns, rows) {
   return (at, time) => columns[at].x + 6 + (columns[at].width - 12) * slots[at].get(time);
 }
 
-// What was there before the step: nobody saw it made in it, or it stays from step to step.
+// What was there before the step: nobody saw it made in it, or it stays from step to step and has not begun in this one.
 export function stays(row) {
-  return row.born === null || row.lifetime === "persistent";
+  return row.born === null || (row.lifetime === "persistent" && !row.begins);
 }
 
 // What is never freed: it stays, or nobody saw it.

@@ -2,7 +2,7 @@
 
 import { chart } from "./chart.js";
 import { fill, h } from "./dom.js";
-import { ABSENT, percent, shape } from "./forms.js";
+import { ABSENT, bytes, percent, shape } from "./forms.js";
 import { insight } from "./lazy.js";
 import { unpacked } from "./packed.js";
 import { pick } from "./pick.js";
@@ -142,7 +142,8 @@ function estimates(rows) {
   if (!rows.length) return null;
   const columns = [
     { name: "name", title: t("memory_estimate"), cell: (row) => [row.name, h("div", { class: "note mono" }, row.formula)] },
-    { name: "estimate", title: t("memory_estimated"), form: "bytes" }, { name: "measured", title: t("memory_measured"), form: "bytes" },
+    { name: "estimate", title: t("memory_estimated"), form: "bytes" },
+    { name: "measured", title: t("memory_measured"), form: "bytes", cell: (row) => (row.measured ? bytes(row.measured) : row.needs.length ? ABSENT : t("memory_not_measured")) },
     {
       name: "deviation", title: t("memory_deviation"), form: "percent",
       cell: (row) => (row.needs.length ? t("memory_needs", { needs: row.needs.join(", ") })

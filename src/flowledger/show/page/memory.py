@@ -45,9 +45,10 @@ THINNED = text(
 def choices(book: Book) -> Sequence[Choice]:
     """Steps and ranks worth a look: watched steps with the highest peak, and the ends; a rank of each class, and the extremes."""
     book = asking_once(book)
-    peaks = memory_choice.peaks(book)
+    among = memory_choice.among(book)
+    peaks = among.peaks
     held = {(row["step"], row["rank"]) for row in peaks}
-    wanted = ((step, rank) for step in memory_choice.steps(peaks) for rank in memory_choice.ranks(book, peaks))
+    wanted = ((step, rank) for step in among.steps for rank in among.ranks)
     found = [Choice(step=step, rank=rank) for step, rank in wanted if (step, rank) in held]
     return found or ([Choice()] if not peaks else [Choice(step=peaks[0]["step"], rank=peaks[0]["rank"])])
 
@@ -55,19 +56,21 @@ def choices(book: Book) -> Sequence[Choice]:
 def data(book: Book, at: Choice) -> dict[str, Any]:
     """The readings of a step on a rank, process by process, and what is said of them; what was planned for it beside."""
     book = asking_once(book)
-    peaks = memory_choice.peaks(book)
+    among = memory_choice.among(book)
+    peaks = among.peaks
     if not peaks:
         return {"absent": True, "missing": [NOTHING]}
     step, rank = memory_choice.asked(book, peaks, at)
-    shown = _of(book, "memory_readings", peaks, step, rank)
+    shown = _of(book, "memory_readings", among, step, rank)
     if not shown:
         return {"absent": True, "missing": [_nothing_at(step, rank)]}
     planned = {} if shown[0]["source"] == "plan" else memory_ranks.planned(book, step, rank)
-    listed = _of(book, "memory_by_stage", peaks, step, rank)
+    listed = _of(book, "memory_by_stage", among, step, rank)
     tops = {row["process"]: row for row in peaks if (row["step"], row["rank"]) == (step, rank)}
     watched = any(row["instant"] == "peak" for row in peaks)
     batches = {
-        name: [row for row in _batches(book, peaks, step) if row["process"] == name] for name in _names(shown, tops)
+        name: [row for row in _batches(book, among.steps, step) if row["process"] == name]
+        for name in _names(shown, tops)
     }
     processes = [
         _process(book, name, shown, listed, tops.get(name), planned, batches[name], watched)
@@ -76,8 +79,8 @@ def data(book: Book, at: Choice) -> dict[str, Any]:
     spread = memory_ranks.spread(book, step)
     return {
         "step": step, "rank": rank, "source": shown[0]["source"],
-        "steps": [{"step": one, "watched": memory_choice.is_watched(peaks, one)} for one in memory_choice.steps(peaks)],
-        "ranks": [{"rank": one, "why": why, "alike": memory_choice.alike(book, one)} for one, why in memory_choice.ranks(book, peaks).items()],
+        "steps": [{"step": one, "watched": memory_choice.is_watched(peaks, one)} for one in among.steps],
+        "ranks": [{"rank": one, "why": why, "alike": memory_choice.alike(book, one)} for one, why in among.ranks.items()],
         "processes": processes, "ranks_spread": spread,
         "estimates": _estimates(book, peaks),
         "charts": _rank_charts(spread),
@@ -88,9 +91,9 @@ def data(book: Book, at: Choice) -> dict[str, Any]:
 READINGS = "FROM {view} WHERE list_contains(?::BIGINT[], coalesce(step, -1)) AND list_contains(?::BIGINT[], coalesce(rank, -1))"
 
 
-def _of(book: Book, view: str, peaks: Rows, step: int | None, rank: int | None) -> Rows:
+def _of(book: Book, view: str, among: memory_choice.Among, step: int | None, rank: int | None) -> Rows:
     """Rows of a step on a rank. Those of the choices are read together."""
-    steps, ranks = memory_choice.steps(peaks), [*memory_choice.ranks(book, peaks)]
+    steps, ranks = among.steps, [*among.ranks]
     held = step in steps and rank in ranks
     rows = _read(book, view, steps if held else [step], ranks if held else [rank])
     return [row for row in rows if row["step"] == step and row["rank"] == rank]
@@ -192,9 +195,8 @@ def _rank_charts(spread: Rows) -> dict[str, Any]:
     return {"ranks": memory_stage_charts.over_ranks(most=max(row["bytes"] for row in spread), stages=ordered)}
 
 
-def _batches(book: Book, peaks: Rows, step: int | None) -> Rows:
+def _batches(book: Book, steps: Sequence[int | None], step: int | None) -> Rows:
     """The tokens of the step's micro-batches. Those of the choices are read together."""
-    steps = memory_choice.steps(peaks)
     if step in steps:
         return [row for row in memory_ranks.micro_batches(book, steps) if row["step"] == step]
     return memory_ranks.micro_batches(book, [step])

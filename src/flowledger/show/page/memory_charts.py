@@ -15,6 +15,7 @@ Spec = dict[str, Any]
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 COLOURS = {**{kind: f"var(--{kind})" for kind in KINDS}, "untold": "var(--soft)"}
+APART = 24  # pixels between two slanted names of stages that do not touch
 FEWEST = 10  # instants that the axis has room for, so that one reading is no wall
 UNTOLD = text("not taken apart", "未拆分")
 LINES = {
@@ -50,7 +51,7 @@ def by_kind(
 ) -> Spec:
     """Memory by kind over the instants of a step: stages as bands, the limit, the peak, and what was planned for each stage."""
     size, name = unit(most)
-    layers = [_bands(), _stack(kinds, size, name, instants), _stages()]
+    layers = [_bands(), _stack(kinds, size, name, instants), _stages(instants)]
     if planned:
         layers.append(_planned(size))
     if limit is not None and limit < 4 * most:
@@ -193,12 +194,24 @@ def _planned(size: int) -> Spec:
     }  # fmt: skip
 
 
-def _stages() -> Spec:
+def _stages(instants: int) -> Spec:
+    """The names of the stages. Where two would lie on each other the one of the longer stretch stands."""
     return {
         "transform": [
             {"aggregate": [{"op": "min", "field": "at", "as": "first"}, {"op": "max", "field": "at", "as": "last"}], "groupby": ["band", "stage"]},
             {"calculate": "(datum.first + datum.last + 1) / 2", "as": "middle"},
             {"filter": "isValid(datum.stage)"},
+            {"calculate": "datum.last - datum.first", "as": "long"},
+            {"calculate": f"datum.middle * width / {max(instants, FEWEST)}", "as": "pixel"},
+            {"calculate": f"floor(datum.pixel / {APART})", "as": "room"},
+            {"window": [{"op": "row_number", "as": "place"}], "groupby": ["room"], "sort": [{"field": "long", "order": "descending"}]},
+            {"filter": "datum.place === 1"},
+            {
+                "window": [{"op": op, "field": name, "as": f"{op}_{name}"} for op in ("lag", "lead") for name in ("pixel", "long")],
+                "sort": [{"field": "pixel"}],
+            },
+            {"filter": f"!(isValid(datum.lag_pixel) && datum.pixel - datum.lag_pixel < {APART} && datum.long <= datum.lag_long)"},
+            {"filter": f"!(isValid(datum.lead_pixel) && datum.lead_pixel - datum.pixel < {APART} && datum.long < datum.lead_long)"},
         ],
         "mark": {"type": "text", "angle": -32, "align": "left", "baseline": "bottom", "fontSize": 11, "color": "var(--soft)"},
         "encoding": {"x": {"field": "middle", "type": "quantitative"}, "y": {"value": -3}, "text": {"field": "stage"}},

@@ -1,10 +1,12 @@
 """Of which steps and ranks memory is shown: those whose peaks are worth a look, and what is asked for."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from flowledger.show.page.book import Book, Rows
 from flowledger.show.page.choice import Choice
+from flowledger.show.page.packed import kept
 
 Row = Mapping[str, Any]
 
@@ -16,9 +18,23 @@ ORDER BY instant = 'peak' DESC, coalesce(allocated, known) DESC LIMIT 1
 """
 
 
-def peaks(book: Book) -> Rows:
-    """The peak of each step and process; of a plan where nothing was recorded."""
-    return book.shown("FROM peaks") or book.shown("SELECT *, NULL AS peak FROM memory_readings")
+@dataclass(frozen=True, slots=True)
+class Among:
+    """What there is to choose from: the peak of each step and process, and of these the steps and ranks (-> why) that a file holds."""
+
+    peaks: Rows
+    steps: list[int | None]
+    ranks: dict[int | None, str]
+
+
+def among(book: Book) -> Among:
+    """The choices of a run; of a plan where nothing was recorded."""
+    return kept(book, "memory's choices", lambda: _among(book))
+
+
+def _among(book: Book) -> Among:
+    known = book.shown("FROM peaks") or book.shown("SELECT *, NULL AS peak FROM memory_readings")
+    return Among(known, steps(known), ranks(book, known)) if known else Among([], [], {})
 
 
 def size(row: Row) -> int:

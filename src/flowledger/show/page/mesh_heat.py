@@ -16,6 +16,10 @@ UNWAITED = text(
     "How long ranks waited for one another is not known: that takes the collectives of every rank (record.level=tensors, on all ranks).",
     "各 rank 互相等待的时间未知：需要所有 rank 的集合通信记录（record.level=tensors，且所有 rank 都记录）。",
 )
+UNADDED = text(
+    "How long ranks waited for one another is not added up for a run as large as this; `flowledger show RUN balance` works it out.",
+    "此运行太大，未累计各 rank 互相等待的时间；可用 `flowledger show RUN balance` 计算。",
+)
 UNMEASURED = text(
     "Tokens, time and waits per rank are known of a run only; this is a plan.",
     "每个 rank 的 token、时间与等待只有运行后才知道；这里只有计划。",
@@ -44,7 +48,9 @@ def heat(
     known = {name: stages for name, stages in found.items() if stages}
     if not rows:
         return known, [UNMEASURED] if only_planned(book) else []
-    return known, [] if "waited" in known or size == 1 else [UNWAITED]
+    if "waited" in known or size == 1:
+        return known, []
+    return known, [UNADDED if book.ledger.changes else UNWAITED]
 
 
 def _balance(book: Book, step: int, together: Sequence[int]) -> Rows:

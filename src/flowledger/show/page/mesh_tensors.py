@@ -10,7 +10,7 @@ from math import prod
 from typing import Any
 
 from flowledger.flow.errors import BadInput
-from flowledger.flow.mesh import Mesh
+from flowledger.flow.mesh import Mesh, mesh
 from flowledger.flow.placements import parse_placement
 from flowledger.flow.rank_classes import spans
 from flowledger.flow.stages import mesh_of, stages
@@ -59,11 +59,25 @@ def tensors_of(
         return [], [NO_TENSORS]
     one = {"train": Mesh(), "rollout": Mesh()}
     named = (book.ledger.directory.manifest.rank_classes or {}).values()
-    job = Job(meshes_of(book.ledger.mesh) or one, {ranks[0]: ranks for ranks in named if ranks}, drawn)
+    meshes = meshes_of(book.ledger.mesh) or one
+    if rows[0]["source"] == "plan" and (engines := _engines((book.planned or book.ledger).directory.manifest.config)):
+        meshes = {**meshes, "rollout": engines}
+    job = Job(meshes, {ranks[0]: ranks for ranks in named if ranks}, drawn)
     groups: dict[tuple[str, ...], Rows] = {}
     for row in rows:
         groups.setdefault((*(str(row[name]) for name in SAME), str(row["placement"])), []).append(row)
     return _alike(sorted((_entry(job, group) for group in groups.values()), key=_order)), []
+
+
+def _engines(config: Mapping[str, Any]) -> Mesh | None:
+    """The mesh of the inference engines that a plan was made for: dp counts their replicas. None where ranks that train sample."""
+    rollout, hardware = config.get("rollout") or {}, config.get("hardware") or {}
+    serving = rollout.get("serving") or {}
+    if serving.get("engine") in (None, "flowledger", "hf"):
+        return None
+    tp, pp = (int((serving.get("mesh") or {}).get(axis) or 1) for axis in ("tp", "pp"))
+    gpus = serving.get("gpus") or (hardware.get("nodes") or 1) * (hardware.get("gpus_per_node") or 1)
+    return mesh(dp=max(1, int(gpus) // (tp * pp)), tp=tp, pp=pp)
 
 
 def _order(entry: Mapping[str, Any]) -> tuple[int, bool, int]:

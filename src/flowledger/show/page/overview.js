@@ -6,7 +6,7 @@ import { bytes, count, percent, seconds, written } from "./forms.js";
 import { address } from "./link.js";
 import { own } from "./own.js";
 import { dressed } from "./theme.js";
-import { say, t } from "./words.js";
+import { say, says, t } from "./words.js";
 
 const MOST = 12; // findings that stand open; the others are a click away
 
@@ -91,22 +91,22 @@ function finding(row) {
     h("p", { class: "what" }, mark(row.verdict), h("code", null, row.id), place && h("span", { class: "note" }, place),
       row.confidence ? h("span", { class: "note" }, t("sure", { share: percent(row.confidence) })) : null,
       row.link && h("a", { class: "to", href: address(row.link.view, row.link.asked) }, t("look_at", { view: t(row.link.view) }))),
-    h("p", { class: "message" }, row.message),
+    h("p", { class: "message" }, says(row, "message")),
     change && h("p", null, h("b", null, t("change_to")), " ", h("code", null, change)),
-    row.next_step && h("p", null, h("b", null, t("next_step")), " ", row.next_step),
+    row.next_step && h("p", null, h("b", null, t("next_step")), " ", says(row, "next_step")),
     row.evidence?.length ? h("details", null, h("summary", null, t("evidence", { n: row.evidence.length })),
-      h("ul", null, row.evidence.map((line) => h("li", null, line)))) : null,
+      h("ul", null, says(row, "evidence").map((line) => h("li", null, line)))) : null,
     row.again.length ? h("details", null, h("summary", null, t("again", { n: row.again.length })),
       h("ul", null, row.again.map((other) => h("li", null, other.link
-        ? h("a", { href: address(other.link.view, other.link.asked) }, other.message) : other.message)))) : null);
+        ? h("a", { href: address(other.link.view, other.link.asked) }, says(other, "message")) : says(other, "message"))))) : null);
 }
 
 function folded(rows, of) {
   if (!rows.length) return null;
   return h("details", { class: "folded" },
     h("summary", null, mark(of, { silent: true }), ` ${t(`count_${of}`, { n: rows.length })}`),
-    h("ul", null, rows.map((row) => h("li", null, h("code", null, row.id), " ", row.message,
-      row.needs?.length ? h("span", { class: "note" }, ` ${t("needs")} ${row.needs.join("; ")}`) : null))));
+    h("ul", null, rows.map((row) => h("li", null, h("code", null, row.id), " ", says(row, "message"),
+      row.needs?.length ? h("span", { class: "note" }, ` ${t("needs")} ${says(row, "needs").join("; ")}`) : null))));
 }
 
 function stopped(where) {
@@ -184,6 +184,7 @@ function timePart(time, host) {
         waits ? h("td", { class: "numeric" }, waited(last(stage))) : null)),
       h("tr", { class: "sum" }, h("td", null, t("whole_step")), steps.map((side) => h("td", { class: "numeric" }, seconds(time.whole[side]))),
         h("td"), waits ? h("td") : null))),
+    steps.includes("middle") ? h("p", { class: "note" }, t("middle_is")) : null,
     waits ? h("p", { class: "note" }, t("waits_are_paler")) : null);
 }
 
@@ -222,7 +223,7 @@ function placed({ stage, phase, step, rank }) {
 function peakAt(side, peak) {
   const asked = Object.fromEntries(["stage", "rank", "step"].map((name) => [name, peak[name]]));
   return [`${t(`source_${side === "planned" ? "plan" : "record"}`)}: ${t("peak_in")} `, h("a", { href: address("memory", asked) }, placed(peak)),
-    peak.limit ? ` (${percent(peak.peak / peak.limit)} ${t("of_limit")})` : ""];
+    peak.limit ? ` (${t("of_limit", { share: percent(peak.peak / peak.limit) })})` : ""];
 }
 
 // --------------------------------------------------------------------------------------------------------- plan, facts, laws
@@ -259,5 +260,5 @@ function laws(all) {
   const n = (of) => rows.filter((row) => row.verdict === of).length;
   const parts = ["pass", "fail", "skipped"].filter(n).map((of) => t(`laws_${of}`, { n: n(of) }));
   return h("section", { id: "laws" }, h("h3", null, `${t("laws")}: ${parts.join(", ")}`),
-    h("ul", { class: "laws" }, rows.map((row) => h("li", null, mark(row.verdict), h("span", null, h("code", null, row.id), " ", row.message)))));
+    h("ul", { class: "laws" }, rows.map((row) => h("li", null, mark(row.verdict), h("span", null, h("code", null, row.id), " ", says(row, "message"))))));
 }

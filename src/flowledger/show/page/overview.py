@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from flowledger.ledger.manifest import Manifest
 from flowledger.show.page.book import Book, Text, text
 from flowledger.show.page.choice import Choice
 from flowledger.show.page.evidence import evidence_of
@@ -60,7 +61,7 @@ def unhealthy(book: Book) -> list[Data]:
 
 def _finding(row: Mapping[str, Any]) -> Data:
     kept = {name: row.get(name) for name in COLUMNS}
-    return {**kept, "link": evidence_of(row) if row["verdict"] in ("fail", "warn") else None}
+    return {**kept, "zh": row.get("zh") or {}, "link": evidence_of(row) if row["verdict"] in ("fail", "warn") else None}
 
 
 def _is_plan(book: Book) -> bool:
@@ -102,7 +103,7 @@ def facts(book: Book) -> list[tuple[str, Any]]:
     pairs = {
         "fact_framework": " ".join(filter(None, (manifest.framework, manifest.framework_version))),
         "fact_model": ledger.setting("model.path"),
-        "fact_mesh": " · ".join(f"{axis} {degree}" for axis, degree in ledger.mesh.items() if degree > 1) or ONE_RANK,
+        "fact_mesh": " · ".join(f"{axis} {degree}" for axis, degree in ledger.mesh.items() if degree > 1) or _ranks(manifest),
         "fact_device": ledger.setting("hardware.gpu") or (None if _is_plan(book) else hardware.get("gpu") or hardware.get("cpu")),
         "fact_steps": None if _is_plan(book) else f"{steps} / {asked}" if asked else str(steps),
         "fact_level": manifest.level,
@@ -112,6 +113,16 @@ def facts(book: Book) -> list[tuple[str, Any]]:
         "fact_versions": ", ".join(versions),
     }  # fmt: skip
     return [(word, value) for word, value in pairs.items() if value is not None and value != ""]
+
+
+def _ranks(manifest: Manifest) -> Text | None:
+    """How many there were where no axis cuts anything; of an import that may be all that is known, or not even that."""
+    many = manifest.ranks
+    if "ranks" in manifest.sources:
+        return text(f"{many:,} ranks or more", f"至少 {many:,} 个 rank") if many > 1 else None
+    if many > 1:
+        return text(f"{many:,} ranks", f"{many:,} 个 rank")
+    return ONE_RANK if many == 1 or manifest.level != "import" else None
 
 
 # ---------------------------------------------------------------------------------------------------------------------- the plan

@@ -1,4 +1,4 @@
-"""Where the time goes: the stages of the median step and of the last whole one."""
+"""Where the time goes: the stages of the step in the middle and of the last whole one."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from flowledger.show.words import human_seconds
 
 Data = dict[str, Any]
 
-WHICH = {"median": ("median", "中位"), "last": ("last", "最后")}
+WHICH = {"middle": ("middle", "居中"), "last": ("last", "最后")}
 BETWEEN, WAITING = text("between stages", "阶段之间"), text(", waiting for others", "，等待其他 rank")
 NO_STEPS = text(
     "No step was timed in this run: where its time goes is not known.", "本次运行没有计时的步：不知道时间花在哪里。"
@@ -18,14 +18,14 @@ NO_STEPS = text(
 
 
 def time_of(book: Book) -> Data:
-    """The stages of the median step and of the last whole one: `rows` for the table, `bars` for the chart."""
+    """The stages of the step in the middle and of the last whole one: `rows` for the table, `bars` for the chart."""
     stages = book.seen("FROM stages")
     if not stages:
         return _told_times(book)
     cut = {row["step"] for row in book.ledger.rows("FROM cut_steps")}
     whole = {row["step"]: row["seconds"] for row in book.seen("FROM step_seconds")}
     steps = [step for step in sorted(whole) if step not in cut and whole[step] is not None] or sorted(whole)
-    chosen = _median_and_last(steps, whole)
+    chosen = _middle_and_last(steps, whole)
     rows = [
         {
             "which": which, "step": step, "stage": row["stage"], "seconds": row["seconds"], "share": row["share"],
@@ -49,7 +49,7 @@ def _told_times(book: Book) -> Data:
     if not steps:
         return {"missing": [] if book.ledger.directory.manifest.level == "plan" else [NO_STEPS]}
     totals = {step: whole.get(step) or sum(values.get(step, 0.0) for values in told.values()) for step in steps}
-    chosen = _median_and_last(steps, totals)
+    chosen = _middle_and_last(steps, totals)
     rows = [
         {"which": which, "step": step, "stage": stage, "seconds": values[step], "share": values[step] / totals[step] if totals[step] else None,
          "waited_seconds": None, "slowest_rank": None}
@@ -62,12 +62,12 @@ def _position(stage: str) -> tuple[int, str]:
     return (order().index(stage) if stage in order() else len(order())), stage
 
 
-def _median_and_last(steps: Sequence[int], seconds: Mapping[int, float]) -> dict[str, int]:
+def _middle_and_last(steps: Sequence[int], seconds: Mapping[int, float]) -> dict[str, int]:
     """The step in the middle of all by time, and the last; one where they are the same."""
     if not steps:
         return {}
     middle = sorted(steps, key=lambda step: (seconds[step], step))[(len(steps) - 1) // 2]
-    return {"last": steps[-1]} if middle == steps[-1] else {"median": middle, "last": steps[-1]}
+    return {"last": steps[-1]} if middle == steps[-1] else {"middle": middle, "last": steps[-1]}
 
 
 def _timed(rows: list[Data], whole: Mapping[str, float]) -> Data:

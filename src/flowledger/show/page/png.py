@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from flowledger.flow.errors import BadInput
-from flowledger.show.page import memory, overview, signals
-from flowledger.show.page.book import Book, text
+from flowledger.show.page import lifetimes, lifetimes_picture, memory, mesh, mesh_picture, overview, signals
+from flowledger.show.page.book import Book, Text, text
 from flowledger.show.page.memory_course import drawn as readings_of
 from flowledger.show.page.packed import unpacked
 from flowledger.show.page.signals_rows import distribution_pictures, metric_picture, timeline_picture
@@ -16,7 +16,7 @@ Spec = dict[str, Any]
 
 WIDTH = 1200
 SCALE = 2  # pixels a unit: sharp in print
-NOT_DRAWN = ("flow", "shapes", "lifetimes", "mesh", "sample")  # these the page draws itself
+NOT_DRAWN = ("flow", "shapes", "sample")  # these the page draws itself: a layout of its own, a table, a strip of text
 
 
 def write(book: Book, folder: Path, lang: str = "en", *, dark: bool = False) -> list[Path]:
@@ -39,6 +39,8 @@ def pictures(book: Book) -> Iterator[tuple[str, Spec]]:
     """Name and specification of every picture, with its rows in it; colours and words are still to be filled in."""
     yield from _overview(overview.data(book, overview.choices(book)[0]))
     yield from _memory(memory.data(book, memory.choices(book)[0]))
+    yield from _lifetimes(lifetimes.data(book, lifetimes.choices(book)[0]))
+    yield from _mesh(mesh.data(book, mesh.choices(book)[0]))
     yield from _signals(signals.data(book, signals.choices(book)[0]))
 
 
@@ -95,6 +97,26 @@ def _memory(data: Mapping[str, Any]) -> Iterator[tuple[str, Spec]]:
     if "ranks" in data["charts"]:
         title = text(f"Spread over the ranks: step {data['step']}", f"各 rank 之间的差异：第 {data['step']} 步")
         yield "memory-ranks", picture(data["charts"]["ranks"], data["ranks_spread"], title)
+
+
+def _lifetimes(data: Mapping[str, Any]) -> Iterator[tuple[str, Spec]]:
+    if data.get("absent"):
+        return
+    spec, rows = lifetimes_picture.picture(data)
+    if rows:
+        yield "lifetimes", picture(spec, rows, _titled(lifetimes_picture.TITLE, lifetimes_picture.SAYS, data["step"]))
+
+
+def _mesh(data: Mapping[str, Any]) -> Iterator[tuple[str, Spec]]:
+    if data.get("absent"):
+        return
+    for what, title, spec, rows in mesh_picture.pictures(data):
+        yield f"mesh-{what}", picture(spec, rows, _titled(title, mesh_picture.SAYS, data["step"]))
+
+
+def _titled(title: Text, says: Text, step: int | None) -> Spec:
+    at = text("", "") if step is None else text(f": step {step}", f"：第 {step} 步")
+    return {"text": {lang: title[lang] + at[lang] for lang in title}, "subtitle": says, "offset": 8}
 
 
 def _signals(data: Mapping[str, Any]) -> Iterator[tuple[str, Spec]]:

@@ -14,7 +14,7 @@ from typing import Any
 import uvicorn
 
 from flowledger.show.page.door import Door, Guarded
-from flowledger.show.page.growing import FITS, Growing, Maker
+from flowledger.show.page.growing import FITS, Growing, Maker, Sayer
 from flowledger.show.page.live import EVERY_S, Live, app
 
 END_S = 1.5
@@ -27,6 +27,7 @@ class Served:
     run: Path
     plan: Path | None = None
     make: Maker
+    said: Sayer = list
     lang: str = "en"
     every: float = EVERY_S
     fits: int = FITS
@@ -36,7 +37,9 @@ class Server(uvicorn.Server):
     """One that ends its streams before it waits for them to end."""
 
     def __init__(self, served: Served, door: Door) -> None:
-        self.live = Live(Growing(served.run, served.plan, served.make, served.fits), served.lang, served.every)
+        self.live = Live(
+            Growing(served.run, served.plan, served.make, served.said, served.fits), served.lang, served.every
+        )
         settings: dict[str, Any] = {
             "log_level": "error", "access_log": False, "server_header": False, "proxy_headers": False, "ws": "none",
             "lifespan": "on", "timeout_graceful_shutdown": 1,

@@ -11,7 +11,7 @@ import { distributions } from "./signals_spread.js";
 import { timeline } from "./signals_time.js";
 import { search, table } from "./table.js";
 import { dressed, drawn } from "./theme.js";
-import { say, t } from "./words.js";
+import { say, says, t } from "./words.js";
 
 const POINTS = 40; // a line of so few is drawn with its points
 
@@ -115,8 +115,13 @@ function courseOf(one, whole, asked, form) {
     else rows.push({ kind: "special", step, written: special });
   });
   if (one.shade) rows.push({ kind: "healthy", low: one.shade[0] / form.size, high: one.shade[1] / form.size });
+  const told = new Set(one.values.filter((value) => value !== null));
+  if (told.size === 1 && !one.shade) {  // an axis of one number has no other
+    const [value] = told;
+    for (const sign of [-1, 1]) rows.push({ kind: "room", value: (value + sign * (Math.abs(value) / 10 || 1)) / form.size });
+  }
   for (const alarm of whole.alarms) {
-    if (alarm.step !== null && alarm.metrics.includes(one.name)) rows.push({ kind: "alarm", ...alarm, evidence: null, metrics: null });
+    if (alarm.step !== null && alarm.metrics.includes(one.name)) rows.push({ kind: "alarm", ...alarm, message: says(alarm, "message"), zh: null, evidence: null, metrics: null });
   }
   if (asked.step && whole.steps.includes(Number(asked.step))) rows.push({ kind: "chosen", step: Number(asked.step) });
   return rows;
@@ -146,7 +151,7 @@ function alarms({ whole, asked, ask }) {
     h("div", null,
       h("strong", null, alarm.id), alarm.step === null ? null
         : h("button", { type: "button", class: "linklike", onclick: () => ask({ step: asked.step === String(alarm.step) ? null : String(alarm.step) }) }, `${t("step")} ${alarm.step}`),
-      " ", alarm.message,
+      " ", says(alarm, "message"),
       alarm.metrics.map((name) => [" ", h("button", { type: "button", class: "linklike", onclick: () => ask({ find: name, metric: name }) }, name)]),
-      h("p", { class: "note" }, alarm.next_step)))));
+      h("p", { class: "note" }, says(alarm, "next_step"))))));
 }

@@ -108,7 +108,7 @@ def fired(book: Book) -> Iterable[Row]:
             }
             told = (line.partition(" = ")[0] for line in found["evidence"] or () if " = " in line)
             said = {word for line in told for word in WORD.findall(line)}
-            yield {**kept, "metrics": sorted(said & names)}
+            yield {**kept, "zh": found.get("zh") or {}, "metrics": sorted(said & names)}
 
 
 def _steps(book: Book, steps: Sequence[int]) -> list[int]:

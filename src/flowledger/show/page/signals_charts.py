@@ -18,24 +18,30 @@ NUMBERS: Spec = {
     "tickCount": 4,
     "labelExpr": "datum.value === 0 ? '0' : abs(datum.value) < 1e-3 ? format(datum.value, '.2~e') : abs(datum.value) >= 1e5 ? format(datum.value, '.3~s') : datum.label",
 }  # fmt: skip
+FEW = 8  # steps that an axis has room to name one by one
 ROW = 30  # height of a rank's row
 
 
 def charts(steps: Sequence[int]) -> dict[str, Spec]:
     """All of them by name; those over steps have the same axis, so that what lies below one another belongs together."""
     ends = (steps[0], steps[-1]) if len(steps) > 1 else (steps[0] - 1, steps[0] + 1) if steps else (0, 1)
-    return {"metric": metric(ends), "timeline": timeline(), "histogram": histogram(), "quantiles": quantiles(ends)}
+    few = steps if len(steps) <= FEW else None
+    return {
+        "metric": metric(ends, few), "timeline": timeline(), "histogram": histogram(), "quantiles": quantiles(ends, few),
+    }  # fmt: skip
 
 
-def metric(ends: tuple[int, int]) -> Spec:
-    """A metric over the steps. Rows by `kind`: value (null where it is nan or inf, so that the line breaks), point, healthy, special, alarm, chosen."""
-    x: Spec = {
-        "field": "step",
-        "type": "quantitative",
-        "title": None,
-        "scale": {"domain": [*ends], "nice": False},
-        "axis": STEPS,
-    }
+def _over(ends: tuple[int, int], few: Sequence[int] | None) -> Spec:
+    """The axis of steps; of few every one is named, and no other."""
+    axis = STEPS if few is None else {**STEPS, "values": list(few)}
+    scale = {"domain": [*ends], "nice": False}
+    return {"field": "step", "type": "quantitative", "title": STEP, "scale": scale, "axis": axis}
+
+
+def metric(ends: tuple[int, int], few: Sequence[int] | None = None) -> Spec:
+    """A metric over the steps. Rows by `kind`: value (null where it is nan or inf, so that the line breaks), point, healthy, special, alarm, chosen;
+    room, above and below where all values are one."""
+    x = _over(ends, few)
     y: Spec = {"type": "quantitative", "title": None, "scale": {"zero": False}, "axis": NUMBERS}
     tip = [{"field": "step", "title": STEP}, {"field": "written", "title": text("value", "值")}]
     return {
@@ -46,6 +52,7 @@ def metric(ends: tuple[int, int]) -> Spec:
             _layer("chosen", {"type": "rule", "strokeWidth": 1, "color": "var(--soft)"}, {"x": x}),
             _layer("value", {"type": "line", "strokeWidth": 1.6, "color": "var(--accent)", "invalid": "break-paths-show-domains"}, {"x": x, "y": {**y, "field": "value"}}),
             _layer("point", {"type": "circle", "color": "var(--accent)", "opacity": 1}, {"x": x, "y": {**y, "field": "value"}, "size": _if("datum.seen", 22, 40), "opacity": _if("datum.seen", 1, 0), "tooltip": tip}),
+            _layer("room", {"type": "point", "opacity": 0}, {"y": {**y, "field": "value"}}),
             _layer("special", {"type": "text", "baseline": "top", "fontWeight": 700, "fontSize": 10, "color": "var(--fail)"}, {"x": x, "y": {"value": 1}, "text": {"field": "written"}, "tooltip": tip}),
             _layer("alarm-mark", {"type": "point", "filled": True, "shape": "triangle-down", "size": 60, "opacity": 1}, {"x": x, "y": {"value": 0}, "color": _verdict(), "tooltip": _alarm()}),
         ],
@@ -122,15 +129,9 @@ def histogram() -> Spec:
     }  # fmt: skip
 
 
-def quantiles(ends: tuple[int, int]) -> Spec:
+def quantiles(ends: tuple[int, int], few: Sequence[int] | None = None) -> Spec:
     """The same over the steps: what four fifths of it lie between, and the median. Rows by `kind`: quantiles, chosen."""
-    x: Spec = {
-        "field": "step",
-        "type": "quantitative",
-        "title": STEP,
-        "scale": {"domain": [*ends], "nice": False},
-        "axis": STEPS,
-    }
+    x = _over(ends, few)
     y: Spec = {"type": "quantitative", "title": None, "scale": {"zero": False}, "axis": NUMBERS}
     tip = [
         {"field": "step", "title": STEP},

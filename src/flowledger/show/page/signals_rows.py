@@ -41,6 +41,10 @@ def metric_rows(data: Data, metric: Data) -> Rows:
             rows.append({"kind": "special", "step": step, "written": special})
     if metric["shade"]:
         rows.append({"kind": "healthy", "low": metric["shade"][0], "high": metric["shade"][1]})
+    told = {value for value in metric["values"] if value is not None}
+    if len(told) == 1 and not metric["shade"]:
+        (one,) = told
+        rows += [{"kind": "room", "value": one + sign * (abs(one) / 10 or 1)} for sign in (-1, 1)]
     fired = [alarm for alarm in data["alarms"] if alarm["step"] is not None and metric["name"] in alarm["metrics"]]
     return rows + [
         {"kind": "alarm", **{name: alarm[name] for name in ("step", "id", "verdict", "message")}} for alarm in fired

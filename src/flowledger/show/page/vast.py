@@ -8,11 +8,11 @@ need not know how large a run is, and a step costs what it has written.
 
 import time
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from flowledger.ledger.directory import RunDirectory
 from flowledger.ledger.reader import Ledger
-from flowledger.show.page.book import Book, Metric, Text, text
+from flowledger.show.page.book import Book, Metric, Rows, Text, text
 from flowledger.show.page.choice import Choice
 from flowledger.show.page.tally import Tally
 from flowledger.tables.metrics import find, over_ranks
@@ -43,8 +43,8 @@ SOME_RANKS = text(
 class Vast:
     """One such run, as it grows."""
 
-    def __init__(self, planned: Ledger | None, tally: Tally) -> None:
-        self._planned, self._tally = planned, tally
+    def __init__(self, planned: Ledger | None, tally: Tally, said: Callable[[Rows], Rows] = list) -> None:
+        self._planned, self._tally, self._said = planned, tally, said
         self._shown: object = None
         self._few: _Few | None = None
         self._asked: OrderedDict[int, _Few] = OrderedDict()
@@ -74,7 +74,10 @@ class Vast:
         self._stand_in(self._few.ledger)
         ledger = self._few.ledger
         return Book(
-            ledger=ledger, planned=self._planned, findings=ledger.rows("FROM findings_view"), metrics=self._metrics()
+            ledger=ledger,
+            planned=self._planned,
+            findings=self._said(ledger.rows("FROM findings_view")),
+            metrics=self._metrics(),
         )
 
     def book_of(self, book: Book, view: str, at: Choice) -> Book:

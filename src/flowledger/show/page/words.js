@@ -20,6 +20,11 @@ export function t(key, values) {
   return found.replace(/\{(\w+)\}/g, (whole, name) => own(values ?? {}, name) ?? whole);
 }
 
+// A column of a finding, whose rows are English: in the language that is switched on, where it is known in it.
+export function says(row, column) {
+  return (spoken.lang === "zh" ? own(row.zh ?? {}, column) : null) ?? row[column];
+}
+
 // A sentence that came in both languages.
 export function say(pair) {
   return typeof pair === "string" ? pair : (pair?.[spoken.lang] ?? pair?.en ?? "");
