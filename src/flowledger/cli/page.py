@@ -77,9 +77,12 @@ def _replace(target: Path, made: bytes) -> None:
 @contextmanager
 def book_of(run: Path, plan: Path | None) -> "Iterator[Book]":
     """The run opened, with everything that is said of it."""
+    from threading import Thread
+
     from flowledger.cli.beside import fits
     from flowledger.ledger.reader import Ledger
 
+    Thread(target=_ahead, daemon=True).start()
     with Ledger(run) as ledger:
         if plan is None:
             yield book(ledger, None)
@@ -87,6 +90,14 @@ def book_of(run: Path, plan: Path | None) -> "Iterator[Book]":
         with Ledger(plan) as planned:
             fits(ledger, planned)
             yield book(ledger, planned)
+
+
+def _ahead() -> None:
+    """Load what makes a page while the database reads the rows: half a second of Python, which that does not need."""
+    from importlib import import_module
+
+    for name in ("diagnose.findings", "diagnose.measures", "cli.in_chinese", "show.page.document", "show.page.html"):
+        import_module(f"flowledger.{name}")
 
 
 def book(ledger: "Ledger", planned: "Ledger | None") -> "Book":
