@@ -1,11 +1,15 @@
 """Closing a book: one reading of the ledger gives its findings, its compact form and its report."""
 
+import errno
+import os
 import re
 from pathlib import Path
 
 import pytest
 
 from flowledger.cli import finish
+from flowledger.flow.errors import BadInput
+from flowledger.ledger import writer
 from flowledger.ledger.reader import Ledger
 from tests.diagnose import ranks
 from tests.diagnose.sick import span
@@ -35,3 +39,20 @@ def test_a_book_is_read_once_and_what_is_found_stands_in_all_that_it_becomes(
     page, said = (path / "report.html").read_text(encoding="utf-8"), capsys.readouterr().out
     assert "rank 3 died in reward" in page and "fail: rank 3 died in reward" in said
     assert re.search(r"laws: .*not checked", said)
+
+
+def test_findings_that_cannot_be_written_are_an_error_and_what_was_recorded_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [span(1, "step", 0.0, 2.0, step=0), span(2, "reward", 0.0, 1.0, step=0, stage="reward")]
+    path = ranks.book(tmp_path / "run", [rows], state="closed")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(writer._Files, "append", full)
+    with pytest.raises(BadInput, match=r"cannot be written: No space left on device; .* flowledger diagnose"):
+        finish.finish(path, tables=False)
+    monkeypatch.undo()
+    with Ledger(path) as ledger:
+        assert ledger.rows("SELECT count(*) AS n FROM spans") == [{"n": 2}]

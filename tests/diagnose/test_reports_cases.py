@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from flowledger.cli.reports import planned, reported
+from flowledger.cli.reports import CALL, planned, reported
 from flowledger.diagnose.reports.report import Report
 from flowledger.flow.errors import BadInput
 
@@ -134,3 +134,9 @@ def test_the_pages_example_is_answered_as_the_page_says(page: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     report = text.partition("```json\n")[2].partition("```")[0]
     assert reported(report)[0].message in " ".join(text.split())
+
+
+@pytest.mark.timeout(20)
+def test_a_log_of_one_endless_word_is_answered() -> None:
+    """`a_a_a_…`: where a name of a function may begin and end at many places, looking for one takes no longer."""
+    assert CALL.findall("a_" * 50_000 + " (in compute_log_prob)") == [("", "compute_log_prob")]

@@ -60,7 +60,8 @@ def alike(found: list[dict], wanted: list[dict], seconds: float) -> None:
 
 @pytest.mark.parametrize(
     ("name", "rank"),
-    [("rank3_trace.json", 3), ("worker_2.json", 2), ("1758000000.1-TP-5.trace.json", 5), ("1758-TP-5-DP-1.trace.json", None), ("host_4711.17.pt.trace.json", None), ("http1.json", None)],
+    [("rank3_trace.json", 3), ("worker_2.json", 2), ("1758000000.1-TP-5.trace.json", 5), ("1758-TP-5-DP-1.trace.json", None), ("host_4711.17.pt.trace.json", None), ("http1.json", None),
+     ("job-worker-1_101.171234567890.pt.trace.json", None)],
 )  # fmt: skip
 def test_a_name_tells_a_rank_or_does_not(name: str, rank: int | None) -> None:
     assert rank_in(Path("/runs") / name) == rank
@@ -92,6 +93,30 @@ def test_two_traces_of_one_process_are_no_two_ranks(names: tuple[str, str], tmp_
     del first["distributedInfo"], second["distributedInfo"]
     with imported(tmp_path / "t", dict(zip(names, (first, second), strict=True))) as ledger:
         assert ranks(ledger) == [None]
+
+
+def test_two_processes_that_claim_one_rank_are_named(tmp_path: Path) -> None:
+    first, second = traces()
+    second["distributedInfo"]["rank"] = 0
+    with imported(tmp_path / "t", {"a.json": first, "b.json": second}) as ledger:
+        assert "b.json: its rank is 0, as that of a" in remarks(ledger)
+
+
+def test_a_trace_without_a_rank_among_others_that_have_one_is_named(tmp_path: Path) -> None:
+    first, second = traces()
+    del second["distributedInfo"]["rank"]
+    with imported(tmp_path / "t", {"a.json": first, "b.json": second}) as ledger:
+        assert ranks(ledger) == [0, None] and "b.json: it does not tell whose rank it is" in remarks(ledger)
+
+
+def test_work_that_stands_before_the_names_of_its_ranks_is_told_of_and_kept(tmp_path: Path) -> None:
+    first, _ = traces()
+    work = [{**event, "pid": 100} for event in first["traceEvents"] if event.get("ph") != "M"]
+    names = [
+        {"ph": "M", "name": "process_name", "pid": 100 + rank, "args": {"name": f"rank {rank}"}} for rank in (0, 1)
+    ]
+    with imported(tmp_path / "t", {"m.json": {"traceEvents": [*work, *names]}}) as ledger:
+        assert ranks(ledger) == [None] and "stands before the names of the ranks" in remarks(ledger)
 
 
 @pytest.mark.parametrize("by", ["metadata", "id"])

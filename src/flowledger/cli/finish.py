@@ -62,9 +62,12 @@ def _close_book(ledger: "Ledger", died: str) -> None:
     for finding in (*([deaths.finding(died)] if died else []), *found):
         ink.put(finding)
     ink.close()
+    if ink.failure is not None:
+        raise BadInput(
+            f"what was found in {path} cannot be written: {ink.failure.strerror}; what was recorded is there: flowledger diagnose {path}"
+        )
     ledger.heard(rows.FindingRow)
-    if ink.failure is None:
-        compact.compact(path, ledger)
+    compact.compact(path, ledger)
 
 
 def _conclude(ledger: "Ledger", *, tables: bool) -> None:

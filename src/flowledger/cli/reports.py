@@ -28,7 +28,9 @@ PLANNED = {
     "recompute": ("actor_rollout_ref.model.enable_gradient_checkpointing",), "packing": ("actor_rollout_ref.model.use_remove_padding",),
     "fused_kernels": ("actor_rollout_ref.model.use_fused_kernels",), "nodes": ("trainer.nnodes",), "gpus_per_node": ("trainer.n_gpus_per_node",),
 }  # fmt: skip
-CALL = re.compile(r"\b([a-z]\w*_\w+)\(|\bin ([a-z]\w*_\w+)\b")  # a function as a sentence names it
+CALL = re.compile(
+    r"\b([a-z]\w{1,80})\(|\bin ([a-z]\w{1,80})\b"
+)  # a function as a sentence names it, where it has an underscore
 NEEDED = {"actor_rollout_ref.rollout.name": "vllm"}  # verl refuses to start without it
 
 
@@ -63,7 +65,8 @@ def _with_stage(report: "Report") -> "Report":
 
     text = report.said()
     frames = [Frame(one["file"], int(one["line"]), one["function"] or "") for one in FRAME.finditer(text)]
-    frames = frames or [Frame("", 0, called or within) for called, within in CALL.findall(text)]
+    named = (called or within for called, within in CALL.findall(text))
+    frames = frames or [Frame("", 0, name) for name in named if "_" in name]
     stage = stage_of(frames)
     return replace(report, stage=stage) if stage else report
 

@@ -84,9 +84,9 @@ def conclude(ledger: Ledger, screen: Console) -> None:
     screen.print("; ".join([*filter(None, parts), f"run {ledger.directory.state}"]))
     screen.print(own_cost(ledger))
     where = ledger.directory.path
-    screen.print(
-        f"look: flowledger show {where} shapes|memory|lifetimes|stages   report: {where / 'report.html'}", markup=False
-    )
+    report = where / "report.html"
+    more = f"   report: {report}" if report.exists() else ""
+    screen.print(f"look: flowledger show {where} shapes|memory|lifetimes|stages{more}", markup=False)
 
 
 # Verdict -> what is said of so many.

@@ -98,10 +98,11 @@ def plain(ledger: Ledger) -> Rows:
 
 
 def truncated(ledger: Ledger) -> Rows:
-    """Cut-off responses, by the real limit."""
+    """Cut-off responses, by the real limit. Of responses of several turns a last token does not tell: it may have ended a turn."""
     limit = ledger.setting("rollout.max_response_tokens")
-    stops = list(ledger.setting("rollout.stop_token_ids") or ())
-    return ledger.rows(TRUNCATED, [limit, stops, limit])
+    of_turns = (ledger.setting("rollout.max_turns") or 1) > 1
+    stops = [] if of_turns else list(ledger.setting("rollout.stop_token_ids") or ())
+    return ledger.rows(TRUNCATED, [0 if of_turns else limit, stops, limit])
 
 
 def prompts_cut(ledger: Ledger) -> Rows:

@@ -3,7 +3,10 @@
 import re
 from pathlib import Path
 
-_RANK = re.compile(r"(?<![a-z])(?:global_?)?(?:rank|worker)[-_.=]?(\d{1,6})(?!\d)", re.IGNORECASE)
+# `job-worker-1_4711.1758…` is host and process as torch names a trace: a pod of Kubernetes, on which several ranks run.
+_RANK = re.compile(
+    r"(?<![a-z])(?:global_?)?(?:rank[-_.=]?(\d{1,6})(?!\d)|worker[-_.=]?(\d{1,6})(?!\d)(?!_\d+\.\d{6}))", re.IGNORECASE
+)
 _TP = re.compile(r"(?<![A-Za-z])TP[-_]?(\d{1,6})(?!\d)")  # SGLang's, where no other axis is named
 _AXES = re.compile(r"(?<![A-Za-z])(?:PP|DP|EP|CP)[-_]?\d")
 _STEP = re.compile(r"(?<![a-z])(?:global_?)?step[-_.=]?(\d{1,12})(?!\d)", re.IGNORECASE)
@@ -21,5 +24,5 @@ def step_in(path: Path) -> int | None:
 
 
 def _last(pattern: re.Pattern[str], path: Path) -> int | None:
-    found = pattern.findall("/".join(path.parts[-4:]))
-    return int(found[-1]) if found else None
+    found = [*pattern.finditer("/".join(path.parts[-4:]))]
+    return int(found[-1][found[-1].lastindex or 0]) if found else None

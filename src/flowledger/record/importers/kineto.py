@@ -60,6 +60,8 @@ def read(source: Source, notes: Notes) -> Iterator[Row]:
                 devices.named(event)
     own = rank_of(events.about, source, notes)
     by_rank = devices.by_rank(devices.only if own is None else own)
+    if devices.late:
+        notes.remark(f"{source.path.name}: some of its work stands before the names of the ranks, and has none")
     if not any(device.seen for device in by_rank.values()):
         notes.skip("the trace has neither kernels nor operators", source.path.name)
     for rank, device in by_rank.items():
@@ -93,6 +95,11 @@ class Devices:
         return self._of.get(pid, self.own)
 
     @property
+    def late(self) -> bool:
+        """Whether the names of several ranks came behind the work of some."""
+        return bool(self._merged) and bool(self.own.seen or self.own.spans)
+
+    @property
     def only(self) -> int | None:
         """The rank that processes are named by, where it is one."""
         ranks = self._told()
@@ -100,7 +107,9 @@ class Devices:
 
     def by_rank(self, own: int | None) -> "dict[int | None, Device]":
         """Each rank's work; the file's own where there is no other, or where it has any."""
-        found: dict[int | None, Device] = {rank: one for rank, one in sorted(self._merged.items()) if one.seen or one.spans}
+        found: dict[int | None, Device] = {
+            rank: one for rank, one in sorted(self._merged.items()) if one.seen or one.spans
+        }
         return found if found and not (self.own.seen or self.own.spans) else {own: self.own, **found}
 
     def _learn(self, pid: object, rank: int | None) -> None:

@@ -36,6 +36,9 @@ class Notes:
         default_factory=set
     )  # processes that train, as a log names them: address, pid
     clocks: Clocks = field(default_factory=Clocks)  # of traces
+    whose: dict[int, tuple[str, str]] = field(
+        default_factory=dict
+    )  # rank -> the worker, by the names of files, whose traces are its
     odd_rewards: dict[str, int] = field(default_factory=dict)  # what stood where a reward's number should -> how often
     odd_at: list[str] = field(default_factory=list)  # the first samples that had one
 

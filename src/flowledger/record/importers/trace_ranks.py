@@ -19,15 +19,26 @@ CYCLE = re.compile(r"(?:global_?)?(?:step|iter(?:ation)?|epoch|cycle)s?[-_.=]?\d
 
 def rank_of(about: Mapping[str, Any], source: Source, notes: Notes) -> int | None:
     """The rank of a file of which `about` are the keys beside its events."""
+    rank = _told(about, source, notes)
+    if rank is None:
+        return _numbered(source, notes)
+    before = notes.whose.setdefault(rank, _worker(source.path))
+    if before != _worker(source.path):
+        notes.remark(
+            f"{source.path.name}: its rank is {rank}, as that of {before[1]}: of numbers that both have the first counts, intervals are those of both"
+        )
+    return rank
+
+
+def _told(about: Mapping[str, Any], source: Source, notes: Notes) -> int | None:
+    """The rank that a trace tells itself, or its name."""
     info = about.get("distributedInfo")
     said, world = (info.get("rank"), info.get("world_size")) if isinstance(info, dict) else (None, None)
     if type(world) is int and 0 < world < MOST:
         notes.world = max(notes.world or 0, world)
     if type(said) is int and 0 <= said < MOST:
         return said
-    if (named := rank_in(source.path)) is not None:
-        return named
-    return _numbered(source, notes)
+    return rank_in(source.path)
 
 
 def rank_of_process(text: Any) -> int | None:
@@ -39,7 +50,10 @@ def rank_of_process(text: Any) -> int | None:
 def _numbered(source: Source, notes: Notes) -> int | None:
     """Where none of several files tells a rank: its place in the order of their names."""
     files = notes.files_of.get("torch_trace", ())
-    if len(files) < 2 or any(_tells(Source(path)) for path in files):
+    if len(files) < 2:
+        return None
+    if any(_tells(Source(path)) for path in files):
+        notes.remark(f"{source.path.name}: it does not tell whose rank it is, as others do: its rows have no rank")
         return None
     workers = list(dict.fromkeys(map(_worker, files)))
     if len(workers) < 2:
