@@ -240,3 +240,26 @@ def test_what_each_rank_waits_in_is_kept_though_the_lines_differ_by_numbers_alon
         f"rank 2 waits in collective 48211 ALLGATHER{group}", f"rank 5 waits in collective 48213 ALLGATHER{group}",
     ]  # fmt: skip
     assert found.rank == 2
+
+
+NUMBERS = "{{'loss': 0.01, 'reward': 0.41, 'epoch': {epoch}}}\n"
+RAISED = f'Traceback (most recent call last):\n  File "/w/train.py", line 40, in <module>\n    trainer.train()\n{OOM}\n'
+BARS = "  0%|     | 0/100 [00:10<10:00,  6.10s/it]  1%|#    | 1/100 [00:11<10:00,  6.10s/it]\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "step"),
+    [
+        (NUMBERS.format(epoch=0.01) + RAISED, 2),
+        (NUMBERS.format(epoch=0.01) + NUMBERS.format(epoch=0.02) + RAISED, 3),
+        (BARS + NUMBERS.format(epoch=0.01) + RAISED, 2),
+    ],
+    ids=["one dict", "two dicts", "bars in one line"],
+)
+def test_a_dict_that_waits_for_its_bar_is_no_progress_after_a_crash(tmp_path: Path, text: str, step: int) -> None:
+    assert crash(tmp_path, text).step == step
+
+
+def test_a_trainer_that_prints_numbers_after_an_exception_went_on(tmp_path: Path) -> None:
+    rows = read(tmp_path, NUMBERS.format(epoch=0.01) + RAISED + NUMBERS.format(epoch=0.02))
+    assert [row.id for row in rows if isinstance(row, FindingRow)] == ["exception"]

@@ -231,10 +231,12 @@ class Log:
             self._ends.add(end)
 
     def _where(self) -> dict[str, object]:
-        place = self._place
+        """Where the log is. Numbers that were printed and wait for their step have ended it: no progress after an end."""
+        place, printed = self._place, self._dicts.awaits
+        waits = printed is not None
         return {
-            "place": f"{place.name}:{place.line}", "line": place.line, "step": place.now,
-            "steps_said": place.steps_said, "finished": place.finished,
+            "place": f"{place.name}:{place.line}", "line": place.line, "step": place.now if printed is None else printed + 1,
+            "steps_said": place.steps_said + waits, "finished": place.finished and not waits,
         }  # fmt: skip
 
     def _close(self) -> Iterator[Row]:

@@ -11,7 +11,8 @@ from flowledger.record.importers.notes import Notes
 from flowledger.record.importers.place import Place
 from flowledger.record.importers.source import Source
 
-BAR = re.compile(r"^\s*\d{1,3}%\|[^|]*\| (\d{1,12})/(\d{1,12}) \[")  # the training's has no name before it
+# The training's has no name before it. A file may hold several one behind the other, each drawn over the one before.
+BAR = re.compile(r"(?:^|[\]\r])\s*\d{1,3}%\|[^|]*\| (\d{1,12})/(\d{1,12}) \[")
 OWN_STEP = ("step", "global_step")
 AS_GRPO = "TRL does not say which trainer made its numbers: read as GRPO's; for RLOO give the file or its directory a name with rloo"
 
@@ -46,14 +47,22 @@ class Console:
 
     def bar(self, text: str) -> Iterator[Row]:
         """A progress bar: how many steps are done, once there are dicts that need to know."""
-        if (found := BAR.search(text)) is None:
+        found = BAR.findall(text)
+        if not found:
             return
-        done, total = int(found[1]), int(found[2])
+        done, total = map(int, found[-1])
         if self._total is None:
             self._total = total  # that of an evaluation comes later, and has another
         if total == self._total:
             self._bar = done
             yield from self._give(done)
+
+    @property
+    def awaits(self) -> int | None:
+        """The step that a dict which was printed, and still waits for its bar, will have; None where none waits."""
+        if not any(key in ("loss", "reward") for key, _ in self._held):
+            return None
+        return self._bar if self._bar is not None else self._order + 1
 
     def close(self) -> Iterator[Row]:
         yield from self._give(self._bar)
