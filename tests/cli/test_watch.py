@@ -3,7 +3,6 @@
 import json
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -13,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
-import psutil
+import msgspec
 import pytest
 import yaml
 
@@ -127,9 +126,8 @@ def test_bad_input_is_one_clear_line(call: Call, sick: Path, words: list[str], e
 def launched(path: Path, process: "subprocess.Popen[bytes]", started: float | None = None) -> Path:
     """The sick run once more, still open, launched by this process."""
     made = written(path, [(0, metric(step, "grad_norm", 0.5 if step < 2 else 0.0)) for step in range(5)], state="open")
-    known = Launcher(
-        host=socket.gethostname(), pid=process.pid, started=started or psutil.Process(process.pid).create_time()
-    )
+    known = Launcher.here(process.pid)
+    known = msgspec.structs.replace(known, started=started or known.started)
     (path / directory.MANIFEST).write_bytes(Manifest(run=path.name, launcher=known).encode())
     return made
 

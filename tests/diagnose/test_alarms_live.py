@@ -10,7 +10,6 @@ from collections import Counter
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 
 from flowledger.diagnose.alarms import live, stopping, webhook
@@ -284,9 +283,7 @@ def test_the_launcher_is_asked_to_end_if_it_is_the_one() -> None:
     code = "import signal, time; signal.signal(signal.SIGINT, signal.default_int_handler); print('up', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
         assert process.stdout and process.stdout.readline() == b"up\n"
-        launcher = Launcher(
-            host=socket.gethostname(), pid=process.pid, started=psutil.Process(process.pid).create_time()
-        )
+        launcher = Launcher.here(process.pid)
         another = msgspec.structs.replace(launcher, started=launcher.started - 100)
         assert "has ended already" in stopping.stop(another)  # the pid was given to another since
         assert "another host" in stopping.stop(msgspec.structs.replace(launcher, host="elsewhere"))
@@ -300,9 +297,7 @@ def test_one_that_is_deaf_to_sigint_is_asked_by_sigterm_and_this_process_never()
     code = "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('up', flush=True); time.sleep(60)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
         assert process.stdout and process.stdout.readline() == b"up\n"
-        launcher = Launcher(
-            host=socket.gethostname(), pid=process.pid, started=psutil.Process(process.pid).create_time()
-        )
+        launcher = Launcher.here(process.pid)
         assert "sent SIGTERM" in stopping.stop(launcher)
         assert process.wait(10) == -15
     assert "is not a process to end" in stopping.stop(Launcher.this())

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from flowledger.flow.errors import BadInput
@@ -98,6 +99,15 @@ def test_a_launcher_elsewhere_or_with_a_reused_pid_is_judged_rightly() -> None:
     assert not here.is_gone()
     assert msgspec.structs.replace(here, started=here.started - 100).is_gone()
     assert not msgspec.structs.replace(here, host="elsewhere", pid=2**22 + 1).is_gone()
+
+
+def test_a_clock_that_is_set_kills_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Process.this()
+    booted = psutil.boot_time()
+    for set_by in (3600, -3600):
+        monkeypatch.setattr("psutil._pslinux.boot_time", lambda by=set_by: booted + by)
+        assert abs(psutil.Process().create_time() - booted - here.started - set_by) < 2  # so psutil is misled
+        assert not here.is_gone()
 
 
 def test_what_is_no_run_is_said_with_the_nearest_run(tmp_path: Path) -> None:

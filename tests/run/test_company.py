@@ -7,7 +7,6 @@ import sys
 import time
 
 import msgspec
-import psutil
 import pytest
 import torch.distributed as dist
 
@@ -51,7 +50,7 @@ def test_a_rank_that_is_silent_is_given_up_unless_it_is_seen_to_run(monkeypatch)
     monkeypatch.setattr(companies, "SILENCE_S", 0.1)
     child, here = subprocess.Popen(["sleep", "60"]), Process.this()
     try:
-        there = Process(host=here.host, pid=child.pid, started=psutil.Process(child.pid).create_time())
+        there = Process.here(child.pid)
         store = dist.HashStore()
         store.set("flowledger/beat/1", "0")
         company = Company([Member(0, here), Member(1, there)], 0, store)
@@ -74,7 +73,7 @@ def test_a_rank_that_is_silent_is_given_up_unless_it_is_seen_to_run(monkeypatch)
 def test_a_process_of_this_machine_is_gone_when_it_has_ended_or_another_has_its_number() -> None:
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     here = Process.this()
-    there = Process(host=here.host, pid=child.pid, started=psutil.Process(child.pid).create_time())
+    there = Process.here(child.pid)
     assert not here.is_gone() and not there.is_gone()
     assert msgspec.structs.replace(there, started=there.started - 3600).is_gone()
     child.kill()

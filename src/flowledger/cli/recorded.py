@@ -187,6 +187,5 @@ def _launcher() -> "Process":
     from flowledger.ledger.manifest import Process
 
     with suppress(KeyError, ValueError, psutil.Error):
-        launcher = psutil.Process(int(os.environ[LAUNCHER]))
-        return Process(host=socket.gethostname(), pid=launcher.pid, started=launcher.create_time())
+        return Process.here(int(os.environ[LAUNCHER]))
     return Process.this()

@@ -14,6 +14,7 @@ import psutil
 from flowledger.ledger.rows import SCHEMA_VERSION
 from flowledger.ledger.secrets import masked
 
+_TICK_S = 0.005  # half of what the kernel counts starts in
 STATES = ("open", "closed", "crashed", "interrupted")
 
 
@@ -39,11 +40,16 @@ class Process(msgspec.Struct, kw_only=True, frozen=True):
 
     host: str
     pid: int
-    started: float  # seconds since 1970; a reused pid has another start
+    started: float  # seconds after the boot of the machine; a reused pid has another start
 
     @classmethod
     def this(cls) -> "Process":
-        return cls(host=socket.gethostname(), pid=os.getpid(), started=psutil.Process().create_time())
+        return cls.here(os.getpid())
+
+    @classmethod
+    def here(cls, pid: int) -> "Process":
+        """One of this machine. Raises psutil.NoSuchProcess where none has this pid."""
+        return cls(host=socket.gethostname(), pid=pid, started=_started(psutil.Process(pid)))
 
     def is_gone(self) -> bool:
         """Whether it has certainly ended; a process on another host is given the benefit of the doubt."""
@@ -51,7 +57,7 @@ class Process(msgspec.Struct, kw_only=True, frozen=True):
             return False
         try:
             process = psutil.Process(self.pid)
-            return bool(process.status() == psutil.STATUS_ZOMBIE or abs(process.create_time() - self.started) > 2)
+            return bool(process.status() == psutil.STATUS_ZOMBIE or abs(_started(process) - self.started) > _TICK_S)
         except psutil.NoSuchProcess:
             return True
         except psutil.AccessDenied:
@@ -90,6 +96,15 @@ class Manifest(msgspec.Struct, kw_only=True, frozen=True):
     def observed_state(self) -> str:
         """The state as it is now: an open run whose launcher has died has crashed."""
         return "crashed" if self.state == "open" and self.launcher.is_gone() else self.state
+
+
+def _started(process: psutil.Process) -> float:
+    """When the kernel says it began. Seconds since 1970, which psutil makes of it, move whenever the clock is set."""
+    try:
+        stat = Path(f"/proc/{process.pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return int(stat.rpartition(")")[2].split()[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, IndexError, ValueError):  # another system than Linux, or none of its files
+        return float(process.create_time())
 
 
 def value_at(config: Mapping[str, Any], key: str) -> Any:

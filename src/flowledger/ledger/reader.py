@@ -6,7 +6,6 @@ are loaded once, so that a query can then be denied every other file.
 
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from threading import local
@@ -84,7 +83,7 @@ class Ledger:
             got = ", ".join(statement.type.name for statement in statements) or "nothing"
             raise BadInput(f"a ledger is only read: give one SELECT statement, not {got}")
         with ThreadPoolExecutor(1) as pool:  # so that Ctrl-C is heard while the query runs
-            asked = pool.submit(partial(self._fetch, sql, params, MOST_ROWS, by=self._connection))
+            asked = pool.submit(self._fetch, sql, params, MOST_ROWS, by=self._connection)
             try:
                 names, rows = asked.result()
             except KeyboardInterrupt:

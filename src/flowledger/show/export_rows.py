@@ -12,6 +12,7 @@ from typing import Any
 
 from flowledger.flow.errors import BadInput
 from flowledger.ledger.reader import Ledger, Params
+from flowledger.show.words import SAID_TOO_LARGE, TOO_LARGE
 
 Row = dict[str, Any]
 PAGE = 10_000  # rows that are held at once
@@ -177,8 +178,7 @@ def kept(what: str, rows: Iterator[Row], unmade: dict[str, str]) -> Iterator[Row
 
 def reason(error: BadInput) -> str:
     """Why rows cannot be made, in words: numbers of a run may be larger than the database adds up."""
-    is_size = str(error).startswith(("Out of Range", "Conversion"))
-    return "a number in its rows is too large" if is_size else str(error)
+    return SAID_TOO_LARGE[0] if TOO_LARGE.search(str(error)) else str(error)
 
 
 def _within(sql: str, steps: Steps) -> str:

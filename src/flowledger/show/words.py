@@ -1,10 +1,14 @@
 """How one value is written for people: bytes, shapes, times, flags. Absent is a dim dot."""
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 ABSENT = "·"
+# What the database says of numbers that it cannot add up, and the same in words, English and Chinese.
+TOO_LARGE = re.compile(r"^(\w+: )?(Out of Range|Conversion) Error")
+SAID_TOO_LARGE = ("a number in its rows is too large", "其数据行中有过大的数值")
 
 
 def human_bytes(value: float) -> str:

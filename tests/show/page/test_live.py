@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-import psutil
 import pytest
 
 from flowledger.flow.errors import BadInput
@@ -152,7 +150,7 @@ def test_another_run_at_the_same_place_is_begun_anew(tmp_path: Path) -> None:
 
 def test_the_death_of_a_run_is_told_and_so_is_its_coming_back(tmp_path: Path, fits: int) -> None:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as launcher:
-        known = Process(host=socket.gethostname(), pid=launcher.pid, started=psutil.Process(launcher.pid).create_time())
+        known = Process.here(launcher.pid)
         book = Written(tmp_path / "run", launcher=known)
         book.step(0)
         with serving(tmp_path / "run", fits=fits) as browser:

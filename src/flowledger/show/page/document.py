@@ -11,6 +11,7 @@ from flowledger.flow.errors import BadInput
 from flowledger.show.page.book import Book, text
 from flowledger.show.page.choice import Choice
 from flowledger.show.page.views import VIEWS, View
+from flowledger.show.words import SAID_TOO_LARGE, TOO_LARGE
 
 SCHEMA = 1
 AT_ONCE = 2  # views
@@ -64,7 +65,7 @@ def not_shown(why: str) -> dict[str, Any]:
 
 # What the database says where rows are beyond it, in words; the first that is met.
 IN_WORDS = (
-    (re.compile(r"^(\w+: )?(Out of Range|Conversion) Error"), text("a number in its rows is too large", "其数据行中有过大的数值")),
+    (TOO_LARGE, text(*SAID_TOO_LARGE)),
     (re.compile(r"^(\w+: )?Out of Memory Error"), text("its rows do not fit into the memory of this machine", "其数据行放不进本机内存")),
     (
         re.compile(r"^(\w+: )?([A-Z][a-z]+ )+Error: "),
