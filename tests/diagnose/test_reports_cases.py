@@ -79,6 +79,23 @@ def test_of_fresh_reports_four_of_five_are_told_and_none_surely_wrong(
     assert len(sure) >= 10 and all(bench.judged(row, labels[row["id"]]) == "right" for row in sure)
 
 
+def test_of_the_newest_reports_none_is_surely_wrong(
+    bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Eight sets of threads, each scored once before anything was changed for it: half were told then."""
+    out = tmp_path / "answers.jsonl"
+    cases = ROOT / "tests/data/reports/new_cases.jsonl"
+    assert bench.main(["--cases", str(cases), "--out", str(out)]) == 0
+    figures = json.loads(capsys.readouterr().out.splitlines()[-1])
+    decidable = sum(figures[f"decidable_{verdict}"] for verdict in ("right", "cannot_tell", "wrong"))
+    assert figures["reports"] == 183 and decidable == 161
+    assert figures["decidable_right"] >= 0.85 * decidable and figures["wrong"] <= 10
+    assert figures["confidently_wrong"] == 0
+    others = [json.loads(line) for line in (ROOT / "tests/data/reports/fresh_cases.jsonl").read_text().splitlines()]
+    new = {row["id"] for row in map(json.loads, cases.read_text(encoding="utf-8").splitlines())}
+    assert len(new) == 183 and not new & {row["id"] for row in others}
+
+
 def test_without_labels_it_counts_what_is_told(
     bench: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from flowledger.cli.reports import with_plan
-from flowledger.diagnose.reports.answers import MOST_BY_WORDS, answer
+from flowledger.diagnose.reports.answers import BY_WORDS, answer
 from flowledger.diagnose.reports.facts import facts_of
 from flowledger.diagnose.reports.read import of_mapping
 from flowledger.diagnose.reports.report import Report
@@ -138,7 +138,7 @@ def test_memory_that_grows_is_not_the_engines_share() -> None:
 def test_words_alone_are_worth_less_than_numbers(measured: dict[str, Any]) -> None:
     symptom = "Every response is truncated at max_response_length, all rewards of a group are equal and the loss is 0."
     rows = answer(of_mapping({"symptom": symptom, "measured": measured}))
-    assert all((row.confidence or 0) <= MOST_BY_WORDS < 0.8 for row in rows)
+    assert all((row.confidence or 0) <= BY_WORDS < 0.8 for row in rows)
     assert not measured or rows[0].id != "everything_truncated"
 
 

@@ -18,7 +18,8 @@ MADE = {
     "time_by_longest", "time_by_sum", "longest_tokens", "slowest_s", "fastest_s", "allocated_first", "allocated_last",
     "fragmentation_first", "fragmentation_last", "logp_diff_first", "logp_diff_last", "residu_first", "residu_last", "temperature_not_one",
     "top_p_below_one", "params_b", "dead_key", "missing_name", "plan_gib", "plan_limit_gib", "plan_stage", "plan_kind",
-    "plan_kind_gib", "plan_tensor", "plan_tensor_gib", "plan_kinds",
+    "plan_kind_gib", "plan_tensor", "plan_tensor_gib", "plan_kinds", "dividend_name",
+    "divisor_name",
 }  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def alike(found: list[dict], wanted: list[dict], seconds: float) -> None:
 
 @pytest.mark.parametrize(
     ("name", "rank"),
-    [("rank3_trace.json", 3), ("worker_2.json", 2), ("1758000000.1-TP-5.trace.json", 5), ("1758-TP-5-DP-1.trace.json", None), ("host_4711.17.pt.trace.json", None), ("http1.json", None),
+    [("rank3_trace.json", 3), ("worker_2.json", 2), ("1758000000.1-TP-5.trace.json", 5), ("1758-TP-5-DP-1.trace.json", None), ("host_4711.17.pt.trace.json", None), ("http1.json", None), ("rank123456.json", None),
      ("job-worker-1_101.171234567890.pt.trace.json", None)],
 )  # fmt: skip
 def test_a_name_tells_a_rank_or_does_not(name: str, rank: int | None) -> None:

@@ -98,3 +98,39 @@ def test_what_is_told_counts_before_what_was_heard() -> None:
     assert ranks("verl", {"trainer": {"nnodes": True, "n_gpus_per_node": -8}}, None, None) == 0
     assert heard_of([1], 3, []) == 3 and heard_of([5], 3, ["of GPU 1 …"]) == 6 and heard_of([], 0, []) == 0
     assert heard_of([], 1, ["CUDA out of memory. GPU 3 has a total capacity of 79.11 GiB"]) == 4
+
+
+@pytest.mark.parametrize(
+    ("command", "many", "least"),
+    [
+        ("torchrun --nnodes=1:4 --nproc_per_node=8 train.py", 0, 8),  # one to four machines: eight ranks or more
+        ("torchrun --nnodes 2:2 --nproc-per-node 4 train.py", 8, 8),
+        ("torchrun --nnodes=4:1 --nproc_per_node=8 train.py", 0, 0),  # no range
+        ("torchrun --nproc_per_node=0 train.py", 0, 0), ("torchrun --nnodes=999999 --nproc_per_node=99999 train.py", 0, 0),
+        ("accelerate launch --num_processes 9999999 x.py", 0, 0),
+    ],
+)  # fmt: skip
+def test_a_launch_of_as_many_machines_as_come_says_how_many_at_least(command: str, many: int, least: int) -> None:
+    assert ranks(None, {}, command, None) == many and heard_of([], 0, [], command) == least
+
+
+@pytest.mark.parametrize(
+    ("line", "many"),
+    [
+        ("torchrun --nproc_per_node=8 --nnodes=2 train_grpo.py", 16), ("$ torchrun --nproc_per_node 4 train_grpo.py", 4),
+        ("CUDA_VISIBLE_DEVICES=0,1 accelerate launch --num_processes 2 train_grpo.py", 2), ("Running command: /opt/bin/torchrun --nproc-per-node 4 -m trl.grpo", 4),
+        ("python3 -m torch.distributed.run --nproc_per_node=4 train_grpo.py", 4), ("+ torchrun --nproc_per_node=8 train.py", 8),
+        ("torchrun is used to train with --nproc_per_node=8 processes", 0), ("accelerate and deepspeed train.py --num_processes 6 were tried", 0),
+        ("torchrun --nnodes=1:4 --nproc_per_node=8 train_grpo.py", 8),
+    ],
+)  # fmt: skip
+def test_a_launch_is_read_with_the_shells_plus_and_without(tmp_path: Path, line: str, many: int) -> None:
+    assert manifest(tmp_path, f"{line}\n" + STEP.format(n=1)).ranks == many
+
+
+@pytest.mark.parametrize("who", ["[rank123456]: ", "[rank1234567890]: ", "[default999999]:", "[Rank 123456] "])
+def test_a_number_that_no_rank_has_is_none(tmp_path: Path, who: str) -> None:
+    text = STEP.format(n=1) + OOM.format(who="").replace("() ", who).replace("GPU 0 has", "GPU has")
+    assert manifest(tmp_path, text).ranks == 0
+    with Ledger(tmp_path / "run") as ledger:
+        assert ledger.rows("select count(*) as many from findings where rank is not null")[0]["many"] == 0

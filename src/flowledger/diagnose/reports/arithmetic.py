@@ -119,6 +119,8 @@ DERIVED: tuple[tuple[str, Callable[[Facts], Any]], ...] = (
     ("row_tokens", lambda f: f["max_response"]),
     ("row_tokens", lambda f: f["seq"]),
     ("row_tokens", lambda f: f["max_model_len"]),
+    ("seen_longest", lambda f: f["max_length"]),
+    ("limit_tokens", lambda f: max(f[name] for name in ("max_response", "max_model_len", "row_tokens") if name in f)),
     ("token_room", lambda f: f["token_cap"] * f.get("cp", 1) * f.get("sp", 1)),
     ("row_ranks", lambda f: f.get("cp", 1) * f.get("sp", 1)),
     # sizes that do not match

@@ -13,7 +13,9 @@ SENTENCE = re.compile(r"(?<=[.;!?])\s+|\n+|;\s*")
 PART = re.compile(
     r",\s+(?:and |but |while |whereas )?|\s+(?:but|while|whereas|although|though)\s+|\s+and\s+(?=(?:with|without|in|on)\b)"
 )
-PRONOUN = re.compile(r"(?:and |but )?with(?:out)? (?:it|that|this|them)\b", re.IGNORECASE)
+PRONOUN = re.compile(
+    r"(?:and |but )?with(?:out)? (?:it|that|this|them|the (?:flag|switch|option|setting|feature))\b", re.IGNORECASE
+)
 LONGEST = 20_000  # characters that are read
 SHORTEST, WORDS = 3, 5  # characters and words of a factor
 SETTING = re.compile(r"[\w./-]+ ?= ?[\w.+-]+")

@@ -18,6 +18,11 @@ from flowledger.diagnose.reports.series import facts_of_ranks, facts_of_runs, fa
 MISSING = re.compile(
     r"KeyError: ?['\"]?([\w.]+)|(?<!'list' object has )(?<!'tuple' object has )(?<!'dict' object has )(?<!'str' object has )no attribute ['\"]?([\w.]+)|\b(\w+_\w+) (?:is required in|does not exist|is missing|is None|not (?:found )?in (?:the )?(?:batch|dict|td|tensordict))"
 )
+# The two names of a refusal: `rollout world_size: 1 is not divisible by infer_tp: 2`.
+NOT_DIVISIBLE = re.compile(
+    r"\b([A-Za-z]\w*(?:[ .]\w+){0,2}?)(?: \(|: | ?= ?| (?:is |of )?)\d+\)? (?:is |are |must be |should be )?(?:not )?(?:evenly )?(?:divisible by|a multiple of) "
+    r"([A-Za-z]\w*(?:[ .]\w+){0,2}?)(?: \(|: | ?= ?| (?:is |of )?)\d+"
+)
 UNEQUAL_ONE = re.compile(r"^\s*(!=|≠|<>|not)\s*1(\.0*)?\s*$")
 BELOW_ONE = re.compile(r"^\s*<\s*1(\.0*)?\s*$")
 ABOVE_ONE = re.compile(r"^\s*>\s*1(\.0*)?\s*$")
@@ -32,6 +37,8 @@ def facts_of(report: Report) -> dict[str, Any]:
     }  # fmt: skip
     if missing := MISSING.search(report.said()):
         facts["missing_name"] = next(name for name in missing.groups() if name)
+    if names := NOT_DIVISIBLE.search(report.said()):
+        facts["dividend_name"], facts["divisor_name"] = names[1], names[2]
     facts["keys_given"] = sum(value is not None for _, value in leaves(report.config))
     for name, derive in DERIVED:
         value = _derived(derive, facts)

@@ -26,7 +26,7 @@ from flowledger.diagnose.reports.expression import Unknown, evaluate
 HOLE = re.compile(r"\{([^{}:]+)(?::([^{}]*))?\}")
 FLAGS = re.IGNORECASE | re.DOTALL
 KINDS = (
-    "shape", "sizes", "memory", "balance", "stability", "data", "hang", "weights", "objective", "engine", "waits", "layout",
+    "shape", "sizes", "memory", "balance", "stability", "data", "hang", "weights", "objective", "engine", "waits", "layout", "terms", "agents", "versions",
 )  # fmt: skip
 
 

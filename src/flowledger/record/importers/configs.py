@@ -15,8 +15,17 @@ FEWEST_KEYS = 5
 MEGATRON_HEAD, MEGATRON_END = "- arguments -", "- end of arguments -"
 MEGATRON_LINE = re.compile(r"\s*([A-Za-z_]\w*) \.{2,} ?(.*)$")
 NAMESPACE = re.compile(r"\bNamespace\((?=\w+=)")
+ENVIRONMENT = r"(?:[A-Z_][A-Z0-9_]*=\S* )*(?:\S*/)?"
 COMMAND = re.compile(
-    r"\++ (?P<command>(?:[A-Z_][A-Z0-9_]*=\S* )*(?:\S*/)?(?:python[\d.]*|torchrun|accelerate|ray|trl|deepspeed|srun|nohup)\b .*)"
+    rf"\++ (?P<command>{ENVIRONMENT}(?:python[\d.]*|torchrun|accelerate|ray|trl|deepspeed|srun|nohup)\b .*)"
+)
+LAUNCHERS = ("torchrun ", "accelerate launch ", "deepspeed ", "-m torch.distributed.")  # what starts several ranks
+# The same without the shell's `+`: behind a prompt or a word, and only what starts several ranks, with an option and a script.
+ECHOED = re.compile(
+    r"\s{0,8}(?:[$#>] |(?:cmd|command|launch(?:ing)?|running|executing)(?: command)?\s?[:=]\s?)?['\"`]?"
+    rf"(?P<command>{ENVIRONMENT}(?:torchrun|accelerate launch|deepspeed|python[\d.]* (?:-u )?-m torch\.distributed\.(?:run|launch))"
+    r"(?= [^\n]*--?\w)(?= [^\n]*(?:\.py\b| -m )) [^\n]*)",
+    re.IGNORECASE,
 )
 TRAINS = re.compile(r"verl|main_ppo|grpo|ppo|rlhf|slime|areal|nemo|trl|train", re.IGNORECASE)
 
@@ -101,9 +110,9 @@ def argument(text: str) -> tuple[str, Any] | None:
 
 
 def command(text: str) -> str | None:
-    """The launch as a shell with `set -x` echoes it."""
-    found = COMMAND.match(text[:20_000])
-    return found["command"] if found is not None and TRAINS.search(found["command"]) else None
+    """The launch as a shell with `set -x` echoes it, or as a script does."""
+    found = COMMAND.match(text[:20_000]) or ECHOED.match(text[:20_000])
+    return found["command"].rstrip("'\"`") if found is not None and TRAINS.search(found["command"]) else None
 
 
 def framework_of(config: Mapping[str, Any]) -> str | None:

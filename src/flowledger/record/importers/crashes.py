@@ -10,7 +10,7 @@ from typing import Any
 
 from flowledger.ledger.rows import FindingRow, MemoryRow, Row
 from flowledger.record.importers import oom
-from flowledger.record.importers.speakers import NOBODY, Speaker
+from flowledger.record.importers.speakers import NOBODY, Speaker, rank_of
 from flowledger.record.importers.tracebacks import Frame, Raised, Traceback
 from flowledger.record.importers.waiting import MOST as MOST_WAITING
 from flowledger.record.importers.waiting import Waiting
@@ -120,8 +120,8 @@ def of_line(text: str, speaker: Speaker, **where: Any) -> End | None:
     for row, pattern in _lines():
         if row["marker"] in text and (found := pattern.search(text)) is not None:
             groups = found.groupdict()
-            if groups.get("rank"):
-                speaker = speaker._replace(rank=int(groups["rank"]))
+            if groups.get("rank") and (rank := rank_of(groups["rank"])) is not None:
+                speaker = speaker._replace(rank=rank)
             if groups.get("pid"):
                 speaker = speaker._replace(pid=int(groups["pid"][:12]))
             kind, message = groups.get("kind") or row["kind"], groups["message"].strip()[:2000]

@@ -3,6 +3,8 @@
 import re
 from pathlib import Path
 
+from flowledger.record.importers.speakers import MOST_RANKS
+
 # `job-worker-1_4711.1758…` is host and process as torch names a trace: a pod of Kubernetes, on which several ranks run.
 _RANK = re.compile(
     r"(?<![a-z])(?:global_?)?(?:rank[-_.=]?(\d{1,6})(?!\d)|worker[-_.=]?(\d{1,6})(?!\d)(?!_\d+\.\d{6}))", re.IGNORECASE
@@ -15,7 +17,8 @@ _STEP = re.compile(r"(?<![a-z])(?:global_?)?step[-_.=]?(\d{1,12})(?!\d)", re.IGN
 def rank_in(path: Path) -> int | None:
     """`torch_memory_rank3_pid17.pickle`, `rank-3.trace.json`, `rank_3/…`, `…-TP-3.trace.json`: 3. The last part that names one counts."""
     found = _last(_RANK, path)
-    return found if found is not None or _AXES.search(path.name) else _last(_TP, Path(path.name))
+    found = found if found is not None or _AXES.search(path.name) else _last(_TP, Path(path.name))
+    return found if found is not None and found < MOST_RANKS else None
 
 
 def step_in(path: Path) -> int | None:

@@ -84,7 +84,7 @@ def import_into(
     steps = parts.steps
     summary.first_step, summary.last_step, summary.steps = steps.first, steps.last, steps.count
     notes.ranks.update(parts.ranks, (row.rank for row in crashes if row.rank is not None))
-    least = heard_of(notes.ranks, len(notes.workers), (row.message for row in crashes))
+    least = heard_of(notes.ranks, len(notes.workers), (row.message for row in crashes), notes.command)
     RunDirectory(book.path, _manifest(book.manifest, notes, least)).close(_state(crashes), parts.figures)
     return summary
 

@@ -67,7 +67,7 @@ READINGS = (
     ("Peak-Memory ", memory_lines.slime),
 )
 EPOCH, BAR = "'epoch': ", "%|"
-OTHERS = (HEAD, "{'", "Namespace(", configs.MEGATRON_HEAD, "+ ", "ray::", EPOCH)
+OTHERS = (HEAD, "{'", "Namespace(", configs.MEGATRON_HEAD, "+ ", *configs.LAUNCHERS, "ray::", EPOCH)
 ENDINGS = (
     "Final validation",
     "'train_runtime'",

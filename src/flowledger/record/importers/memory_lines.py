@@ -6,7 +6,7 @@ from functools import lru_cache
 from flowledger.ledger.rows import MemoryRow
 from flowledger.record.importers.crashes import stage_of_reading
 from flowledger.record.importers.place import Place
-from flowledger.record.importers.speakers import Speaker
+from flowledger.record.importers.speakers import Speaker, rank_of
 
 GIB = 1 << 30
 USAGE = re.compile(
@@ -16,7 +16,7 @@ USAGE = re.compile(
 OLDER = re.compile(r"memory allocated: (?P<allocated>[\d.]+) ?GB, reserved: (?P<reserved>[\d.]+) ?GB")
 SLIME = re.compile(r"(?:\[Rank (?P<rank>\d+)\] )?(?P<what>Memory-Usage|Peak-Memory) (?P<head>.*?): (?P<rest>[{m].*)")
 FIELD = re.compile(r"'?(?P<name>\w+_GB)'?[:=] ?(?P<value>[\d.]+)")
-RANK = re.compile(r"\brank:? ?(\d{1,6})\b[: ]*", re.IGNORECASE)
+RANK = re.compile(r"\brank:? ?(\d{1,18})\b[: ]*", re.IGNORECASE)
 LOGGING = re.compile(r"^(?:\w+:)?(?:[\d\-]{10}[ T])?[\d:,.]+:|^(?:DEBUG|INFO|WARNING):|^.*\] - |^.*(?:Memory-Usage )")
 UNITS = {"KB": 1 << 10, "MB": 1 << 20, "GB": GIB}
 
@@ -52,7 +52,7 @@ def slime(place: Place, text: str, speaker: Speaker) -> None:
     if (found := SLIME.search(text)) is None:
         return
     told = {name: _bytes(value, GIB) for name, value in FIELD.findall(found["rest"])}
-    head, rank = _instant(found["head"], int(found["rank"]) if found["rank"] else speaker.rank)
+    head, rank = _instant(found["head"], rank_of(found["rank"]) if found["rank"] else speaker.rank)
     peak = found["what"] == "Peak-Memory"
     row = MemoryRow(
         instant=f"peak of {head}" if peak else head, kind="total", rank=rank, stage=stage_of_reading(head),
@@ -69,7 +69,7 @@ def _instant(head: str, rank: int | None) -> tuple[str, int | None]:
     """What the reading is called, and whose it is."""
     head = LOGGING.sub("", head).strip(" ,")
     if (found := RANK.match(head)) is not None:
-        rank, head = int(found[1]), head[found.end() :].strip()
+        rank, head = rank_of(found[1]), head[found.end() :].strip()
     return head.rstrip(":")[-120:] or "reading", rank
 
 

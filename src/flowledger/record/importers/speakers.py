@@ -10,7 +10,8 @@ COLOUR = re.compile(
 RAY = re.compile(
     r"\s*\((?:(?P<role>[A-Za-z_][\w.:\[\]-]*) )?pid=(?P<pid>\d+)(?:, ip=(?P<ip>[\w.:]+))?[^)\n]{0,80}\)[ :]?"
 )
-RANK = re.compile(r"\s*\[(?:rank|default|Rank )(?P<rank>\d{1,6})\]:? ?")
+RANK = re.compile(r"\s*\[(?:rank|default|Rank )(?P<rank>\d{1,18})\]:? ?")
+MOST_RANKS = 100_000  # no job has as many: a larger number is none of a rank
 # What a logger, a container's log or srun puts before a line, of any process.
 LOGGER = re.compile(
     r"\s*(?:"
@@ -48,6 +49,11 @@ class Speaker(NamedTuple):
 NOBODY = Speaker()
 
 
+def rank_of(digits: str) -> int | None:
+    """The rank that a number is; None for one that no rank has."""
+    return int(digits) if len(digits) <= 18 and int(digits) < MOST_RANKS else None
+
+
 @lru_cache(maxsize=1024)
 def trains(role: str) -> bool:
     """Whether a process that Ray calls so is one of the ranks."""
@@ -75,7 +81,7 @@ def _split(who: Speaker, line: str) -> tuple[Speaker, str]:
             who = _speaker(found["role"] or who.role, found["pid"], found["ip"] or who.ip, who.rank)
         elif (found := RANK.match(line)) is not None:
             if who.rank is None:  # the launcher's comes first; what follows may be the rank within a group
-                who = who._replace(rank=int(found["rank"]))
+                who = who._replace(rank=rank_of(found["rank"]))
         elif (found := LOGGER.match(line)) is None:
             break
         line = line[found.end() :]

@@ -8,8 +8,9 @@ from typing import Any
 from flowledger.record.importers.file_ranks import rank_in
 from flowledger.record.importers.notes import Notes
 from flowledger.record.importers.source import Source
+from flowledger.record.importers.speakers import MOST_RANKS
+from flowledger.record.importers.speakers import rank_of as number
 
-MOST = 1 << 30
 TOLD = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]{0,400}?"rank"\s*:\s*(\d{1,9})\b')
 # A process of a trace that several ranks' were merged into.
 PROCESS = re.compile(r"(?<![a-z])(?:global[ _-]?)?rank[ _:#-]{0,2}(\d{1,9})(?!\d)|\[TP[-_]?(\d{1,6})\]", re.IGNORECASE)
@@ -34,9 +35,9 @@ def _told(about: Mapping[str, Any], source: Source, notes: Notes) -> int | None:
     """The rank that a trace tells itself, or its name."""
     info = about.get("distributedInfo")
     said, world = (info.get("rank"), info.get("world_size")) if isinstance(info, dict) else (None, None)
-    if type(world) is int and 0 < world < MOST:
+    if type(world) is int and 0 < world <= MOST_RANKS:
         notes.world = max(notes.world or 0, world)
-    if type(said) is int and 0 <= said < MOST:
+    if type(said) is int and 0 <= said < MOST_RANKS:
         return said
     return rank_in(source.path)
 
@@ -44,7 +45,7 @@ def _told(about: Mapping[str, Any], source: Source, notes: Notes) -> int | None:
 def rank_of_process(text: Any) -> int | None:
     """The rank that the name of a process, or its id, speaks of: `rank 3`, `[TP03] 4711`."""
     found = PROCESS.search(text) if isinstance(text, str) else None
-    return int(found[1] or found[2]) if found is not None else None
+    return number(found[1] or found[2]) if found is not None else None
 
 
 def _numbered(source: Source, notes: Notes) -> int | None:

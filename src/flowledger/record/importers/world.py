@@ -6,6 +6,7 @@ from math import prod
 from typing import Any
 
 from flowledger.record.importers.configs import value_at
+from flowledger.record.importers.speakers import MOST_RANKS
 
 MOST = 1 << 20  # ranks; who says more says something else
 
@@ -32,7 +33,8 @@ AXES: Mapping[str, Mapping[str, str]] = {
 PER_NODE = re.compile(
     r"--?n(?:proc[-_]per[-_]node|-?gpus[-_]per[-_]node)[ =](\d{1,5})\b|\btrainer\.n_gpus_per_node=(\d{1,5})\b"
 )
-NODES = re.compile(r"--?(?:nnodes|num[-_]machines)[ =](\d{1,6})\b|\btrainer\.nnodes=(\d{1,6})\b")
+# `--nnodes=1:4`: as many as come, of these.
+NODES = re.compile(r"--?(?:nnodes|num[-_]machines)[ =](\d{1,6})(?::(\d{1,6}))?\b|\btrainer\.nnodes=(\d{1,6})\b")
 DEVICE = re.compile(r"\bGPU (\d{1,4}) has a total capacity")  # torch's own number of it
 PROCESSES = re.compile(r"--num[-_]processes[ =](\d{1,7})\b")  # accelerate: of all machines
 
@@ -40,13 +42,14 @@ PROCESSES = re.compile(r"--num[-_]processes[ =](\d{1,7})\b")  # accelerate: of a
 def ranks(framework: str | None, config: Mapping[str, Any], command: str | None, world: int | None) -> int:
     """How many there were, as the sources say; 0 where none does. world: what a trace says."""
     told = next((size for keys in WORLD.get(framework or "", ()) if (size := _product(config, keys))), 0)
-    return told or world or _launched(command or "")
+    least, most = _launched(command or "")
+    return told or world or (least if least == most else 0)
 
 
-def heard_of(ranks: Iterable[int], workers: int, crashes: Iterable[str]) -> int:
-    """How many there were at least: ranks that anything was told of, processes that train, devices that ends speak of."""
+def heard_of(ranks: Iterable[int], workers: int, crashes: Iterable[str], command: str | None = None) -> int:
+    """How many there were at least: ranks that anything was told of, processes that train, devices that ends speak of, the fewest of a launch."""
     devices = (int(found[1]) for text in crashes if (found := DEVICE.search(text)) is not None)
-    return max([0, workers, *(at + 1 for at in (*ranks, *devices))])
+    return max([_launched(command or "")[0], workers, *(at + 1 for at in (*ranks, *devices) if at < MOST_RANKS)])
 
 
 def mesh(framework: str | None, config: Mapping[str, Any], many: int) -> dict[str, int]:
@@ -69,10 +72,20 @@ def _size(value: Any) -> int:
     return value if type(value) is int and 0 < value <= MOST else 0
 
 
-def _launched(command: str) -> int:
+def _launched(command: str) -> tuple[int, int]:
+    """(fewest, most) ranks that a command starts; (0, 0) where it does not say, or says what no job has."""
     if (all_of_them := PROCESSES.search(command)) is not None:
-        return int(all_of_them[1])
-    each, nodes = PER_NODE.search(command), NODES.search(command)
-    if each is None:
-        return 0
-    return int(each[1] or each[2]) * (int(nodes[1] or nodes[2]) if nodes is not None else 1)
+        fewest = most = int(all_of_them[1])
+    elif (each := PER_NODE.search(command)) is None:
+        return 0, 0
+    else:
+        fewest, most = (int(each[1] or each[2]) * nodes for nodes in _nodes(command))
+    return (fewest, most) if 0 < fewest <= most <= MOST else (0, 0)
+
+
+def _nodes(command: str) -> tuple[int, int]:
+    """(fewest, most) machines of a launch: one where it names none."""
+    if (found := NODES.search(command)) is None:
+        return 1, 1
+    least = int(found[1] or found[3])
+    return least, int(found[2]) if found[2] else least
