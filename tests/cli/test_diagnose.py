@@ -66,7 +66,7 @@ def test_a_run_is_told_with_step_evidence_cause_and_next(call: Call, sickly: Pat
     assert (code, err) == (0, "")
     assert (
         "First step that fails" in out
-        and "Shape mismatch, step 3 of 4: Then look at mask / broadcast / reshape." in out
+        and "Shape mismatch, question 3 of 4: Then look at mask / broadcast / reshape." in out
     )
     assert "sample 0 position 0: attention 1, response 0, loss 1" in out
     assert "Likeliest cause" in out and "Next" in out
@@ -113,11 +113,80 @@ def test_a_traceback_with_its_configuration_names_tensor_and_value(call: Call, t
     assert {re.split(" of |,", one["what"])[0] for one in found["sources"]} == {"a configuration", "read as a run"}
 
 
+def test_a_crash_alone_is_caused_by_the_surest_of_what_such_crashes_are_known_for(call: Call) -> None:
+    """10.43 GiB / (151,936 * 4 bytes) = 18,427 tokens: no other cause has a number of the crash that fits."""
+    found = document(call, ROOT / "examples/crash.log")
+    known = [row["confidence"] for row in found["rows"][found["parts"]["walked"] :]]
+    assert len(known) > 1 and known == sorted(known, reverse=True)
+    assert "logits" in found["summary"]["cause"] and "18,427 tokens" in found["summary"]["cause"]
+    assert found["summary"]["confidence"] == 0.45  # beside what this run shows it stays a guess
+
+
+@pytest.mark.parametrize(("lang", "stops", "named"), [
+    ("en", "OOM memory stops at question 1 of 3", "OOM, question 1 of 3: Find the stage"),
+    ("zh", "OOM 显存 停在第 1 问（共 3 问）", "OOM 第 1 问（共 3 问）：先找峰值阶段"),
+])  # fmt: skip
+def test_an_order_says_at_which_of_its_questions_it_stops(call: Call, lang: str, stops: str, named: str) -> None:
+    """Of questions, for a run has steps of its own: the log of this one ends after its third."""
+    out = " ".join(call("diagnose", ROOT / "examples/crash.log", "--lang", lang)[1].split())
+    assert stops in out and named in out
+
+
 def test_a_setting_beside_the_configuration_counts(call: Call) -> None:
     script = ROOT / "examples/verl_qwen3_8b_fsdp.sh"
     found = document(call, script, "trainer.n_gpus_per_node=7")
     assert found["summary"]["verdict"] == "fail" and found["summary"]["first"].startswith("shape_mismatch.")
     assert found["summary"]["change"]
+
+
+HYDRA = (
+    "Error executing job with overrides: ['data.train_batch_size=100', 'actor_rollout_ref.rollout.n=5', 'trainer.n_gpus_per_node=8', "
+    "'actor_rollout_ref.actor.ppo_mini_batch_size=100', 'actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct', "
+    "'actor_rollout_ref.rollout.tensor_model_parallel_size=2']\n"
+)
+
+
+def test_the_line_in_which_hydra_repeats_the_overrides_is_not_the_fault(call: Call, tmp_path: Path) -> None:
+    """It stands above every exception of a job that Hydra has launched, and its settings are the job's."""
+    said = "AssertionError: real_train_batch_size (500) must be divisible by minimal possible batch size (8)"
+    log = write(tmp_path / "job.log", f"{HYDRA}Traceback (most recent call last):\n{said}\n".encode())
+    summary = document(call, log)["summary"]
+    assert summary["ended"] == said and "500 is not divisible by 8" in summary["cause"]
+    assert summary["change"] == {"key": "the dividend", "from": "500", "to": "504"}
+    assert "overrides" not in summary["cause"]
+
+
+def test_a_pasted_line_that_is_too_long_to_be_a_file_is_words(call: Call) -> None:
+    assert len(HYDRA.strip()) > 255  # what file systems take as a name
+    assert document(call, HYDRA.strip())["sources"] == [{"source": f"{HYDRA[:57]}…", "what": "a report"}]
+    code, _, err = call("diagnose", "x" * 400)
+    assert code == 2 and "no such file" in err
+
+
+def test_words_of_hydra_change_the_configuration(call: Call) -> None:
+    """`~key` takes one away, which no path is taken for; what Hydra refuses is said in its place."""
+    script = ROOT / "examples/verl_qwen3_8b_fsdp.sh"
+    words = ("++actor_rollout_ref.actor.ppo_mini_batch_size=60", "~actor_rollout_ref.actor.optim.lr_warmup_steps")
+    found = document(call, script, *words)
+    assert not found["unread"] and "mini-batch) = 480" in found["summary"]["cause"]  # lcm(8, 60 * 8)
+    code, _, err = call("diagnose", script, "~data.no_such_key")
+    assert code == 2 and "no_such_key" in err and "home directory" not in err
+
+
+def test_old_log_probs_that_are_the_new_ones_are_named_where_the_ratio_is_said_to_be_1(call: Call) -> None:
+    said = "PPO in verl with ppo_epochs=4: the ratio is always exactly 1.0, nothing is ever clipped, old log-probs are recomputed after each update"
+    found = document(call, said)
+    first = found["rows"][0]
+    assert (first["id"], first["verdict"], first["severity"]) == ("old_is_new", "fail", "error")
+    assert "old log-probs are those of the current weights" in found["summary"]["cause"]
+    assert first["next_step"] == "compute old log-probs before the first mini-batch, and detach them"
+    moves = document(
+        call,
+        said.replace("always exactly 1.0, nothing is ever clipped", "0.8 to 1.2").replace(
+            "old log-probs are recomputed after each update", "one node"
+        ),
+    )
+    assert all(row["id"] != "old_is_new" for row in moves["rows"])
 
 
 def test_standard_input_is_a_source(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:

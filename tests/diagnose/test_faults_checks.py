@@ -22,7 +22,7 @@ from flowledger.diagnose.checks import (
 )
 from flowledger.ledger import directory, manifest, writer
 from flowledger.ledger.reader import Ledger
-from flowledger.ledger.rows import MetricRow, Row, SampleRow, TensorRow, TokenRow, Trained
+from flowledger.ledger.rows import MetricRow, Row, SampleRow, SpanRow, TensorRow, TokenRow, Trained
 
 MINE = (advantages, contents, copies, endings, losses, masks, policies, positions, prompts, rewards, terms)
 SETTINGS = {
@@ -305,3 +305,31 @@ def test_a_policy_that_has_collapsed_makes_the_same_by_right(
     tmp_path: Path, story: str, rows: Iterator[Row], verdict: str
 ) -> None:
     assert told(contents, tmp_path / "run", rows)["content_repeated"].verdict == verdict
+
+
+@pytest.mark.parametrize(("recorded", "made", "rate", "says"), [
+    ((), (), 1e-3, "rows of `tokens`: record.level = tokens"),
+    ((0,), (0,), 1e-3, "ratios after an optimizer step: several mini-batches or epochs a step"),
+    ((0,), (0, 1), 1e-3, "ratios of a later mini-batch, whose samples were not recorded: record.groups as many as a step has"),
+    ((0, 1), (0, 1), 0.0, "a step whose update moves the weights"),
+    ((0, 1), (0, 1), 1e-3, None),
+])  # fmt: skip
+def test_what_a_ratio_that_is_always_1_could_not_be_seen_for_is_told(
+    tmp_path: Path, recorded: tuple[int, ...], made: tuple[int, ...], rate: float, says: str | None
+) -> None:
+    """Four tokens in each mini-batch whose tokens were recorded; an update of so many mini-batches, at some learning rate."""
+    place = {"step": 0, "stage": "update_actor", "epoch": 0}
+    rows: list[Row] = [
+        TokenRow(sample_id=str(mini), position=at, phase="loss", mini_batch=mini, micro_batch=0, ratio=1.0, loss_mask=1, **place)
+        for mini in recorded for at in range(4)
+    ]  # fmt: skip
+    rows += [
+        SpanRow(id=mini, event="whole", name="mini_batch", span_kind="compute", start_ns=mini, end_ns=mini + 1, mini_batch=mini, **place)
+        for mini in made
+    ]  # fmt: skip
+    rows += [
+        MetricRow(name=name, raw_name=name, value=value, step=0) for name, value in (("grad_norm", 1.0), ("lr", rate))
+    ]
+    found = told(policies, tmp_path / "run", rows)["ratio_is_always_1"]
+    assert found.needs == ([says] if says else None)
+    assert found.verdict == ("skipped" if says else "fail")  # where nothing is lacking all of them are exactly 1

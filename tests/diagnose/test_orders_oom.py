@@ -9,12 +9,13 @@ from hypothesis import strategies as st
 
 from flowledger.diagnose.orders import walk
 from flowledger.diagnose.orders.allocation import tensors_of
+from flowledger.diagnose.orders.budget import token_counts
 from flowledger.diagnose.orders.evidence import Evidence
 from flowledger.diagnose.orders.peaks import planned_for
 from flowledger.diagnose.orders.shortage import Size, said
 from flowledger.diagnose.planned import Peak, Planned, Summary
 from flowledger.ledger.reader import Ledger
-from flowledger.ledger.rows import FindingRow, MemoryRow, MetricRow, Row, SpanRow
+from flowledger.ledger.rows import FindingRow, MemoryRow, MetricRow, Row, SpanRow, TensorRow
 from tests.diagnose import sick
 from tests.diagnose.sick import cause, first, span, verdict
 
@@ -256,12 +257,115 @@ def test_a_process_on_the_host_has_no_peak_but_what_tensors_take(tmp_path: Path,
     assert first(met) is None and verdict(met, "oom.peak_stage") == "skipped"
 
 
+# What a plan has of micro-batches on one rank: an engine's steps and the passes of the trainer, each with a size of its own.
+SIZES = {"rollout": 32_768, "old_log_prob": 24_576, "ref_log_prob": 4_096, "update_actor": 18_432}
+CUT = msgspec.structs.replace(PLAN, shapes=[
+    TensorRow(tensor_name="hidden_states", dims="[1, T, H]", logical_shape=[1, 8 * tokens, 4096], local_shape=[1, tokens, 4096], stage=stage)
+    for stage, tokens in SIZES.items()
+])  # fmt: skip
+BUDGETS = {
+    "data": {"max_prompt_tokens": 1024}, "rollout": {"max_response_tokens": 8192},
+    "actor": {"micro_batch": {"max_tokens": 18_432}, "log_prob_micro_batch": {"max_tokens": 24_576}},
+    "ref": {"micro_batch": {"max_tokens": 4_096}},
+}  # fmt: skip
+OUT = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.17 GiB. GPU 3 has 80.00 GiB total capacity, 0.50 GiB free"
+
+
+@pytest.mark.parametrize(("stage", "counts"), [
+    *(([name, [size]]) for name, size in SIZES.items() if name != "rollout"),
+    ("rollout", []), ("weight_sync", []), (None, [4_096, 18_432, 24_576]),
+])  # fmt: skip
+def test_tokens_of_micro_batches_are_those_of_the_stage_that_ran_out_and_never_an_engines(
+    stage: str | None, counts: list[int]
+) -> None:
+    made = Evidence(findings=(crash(OUT, stage=stage),), planned=CUT, planned_config=BUDGETS)
+    assert token_counts(made) == counts
+
+
+def test_what_a_pass_without_a_budget_of_its_own_has_is_the_next_ones() -> None:
+    shared = {"actor": {"micro_batch": {"samples": 2}, "log_prob_micro_batch": None}, "ref": {"micro_batch": None},
+              "data": {"max_prompt_tokens": 100}, "rollout": {"max_response_tokens": 900}}  # fmt: skip
+    for stage in ("ref_log_prob", "update_critic", "values", "update_actor"):
+        made = Evidence(findings=(crash(OUT, stage=stage),), planned_config=shared)
+        assert token_counts(made) == [2 * 900, 2 * 1000]
+
+
+@pytest.mark.parametrize(("stage", "says", "key"), [
+    ("update_actor", "18,432", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"),
+    ("old_log_prob", "24,576", "actor_rollout_ref.rollout.log_prob_max_token_len_per_gpu"),
+    (None, "18,432", "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"),  # the update's, beside its own budget
+    ("ref_log_prob", "4,096", None),  # a knob that no row of the advice has: no other pass's is turned for it
+])  # fmt: skip
+def test_the_budget_that_the_peak_follows_and_what_to_turn_are_those_of_the_stage(
+    stage: str | None, says: str, key: str | None
+) -> None:
+    made = Evidence(findings=(crash(OUT, stage=stage),), planned=CUT, planned_config=BUDGETS)
+    answers = {step.name: answer for step, answer in walk.diagnose(made).steps}
+    assert (
+        answers["dynamic_batch"].message
+        == f"micro-batches have up to {says} tokens, the budget is {says}: the peak follows it"
+    )
+    assert (answers["dynamic_batch"].fix or {}).get("key") == key
+    if stage in (
+        "old_log_prob",
+        "ref_log_prob",
+    ):  # a pass without a backward keeps nothing that could be computed again
+        assert all("gradient_checkpointing" not in (answer.fix or {}).get("key", "") for answer in answers.values())
+
+
+def test_the_tokens_that_a_run_recorded_are_those_of_the_stage_too(tmp_path: Path) -> None:
+    rows: list[Row] = [
+        span(
+            10 + at,
+            "micro_batch",
+            at,
+            at + 1,
+            stage=stage,
+            step=1,
+            micro_batch=0,
+            span_kind="compute",
+            tokens_computed=tokens,
+        )
+        for at, (stage, tokens) in enumerate(SIZES.items())
+    ]
+    with Ledger(sick.run(tmp_path / "run", [rows])) as ledger:
+        counts = {
+            stage: token_counts(Evidence(books=(ledger,), findings=(crash(OUT, stage=stage),)))
+            for stage in ("update_actor", "rollout", None)
+        }
+    assert counts == {"update_actor": [18_432], "rollout": [], None: [4_096, 18_432, 24_576]}
+
+
+def test_a_plan_somewhat_below_what_the_crash_needed_is_told_in_one_sentence() -> None:
+    """Planned are 44 GiB of tensors and 5 GiB of residue, which PyTorch's 50 + 5 GiB do not count; of the process it is 58 + 5 of 49."""
+    rows = [
+        peak("update_actor", param=8 * GIB, optimizer=16 * GIB, activation=20 * GIB, residue=5 * GIB),
+        peak("rollout", kv_cache=90 * GIB),
+    ]
+    planned = msgspec.structs.replace(PLAN, rows=rows)
+
+    def told(text: str, stage: str | None = "update_actor") -> list[str]:
+        lines = walk.diagnose(evidence(crash(text, stage=stage), planned=planned, sizes={"H": 4096})).first[1].evidence
+        return [line for line in lines if line.startswith("the plan has")]
+
+    process = "CUDA out of memory. Tried to allocate 5.00 GiB. Including non-PyTorch memory, this process has 58.00 GiB memory in use."
+    (line,) = told(f"{process} Of the allocated memory 50.00 GiB is allocated by PyTorch.")
+    assert line.startswith(
+        "the plan has 44.00 GiB at the peak of update_actor (49.00 GiB with its residue), and 55.00 GiB were needed here, "
+        "1.2 times as much: the plan is lower by 11.00 GiB, which does not count what it cannot know: an engine that was awake"
+    )
+    (line,) = told(process)
+    assert "the plan has 49.00 GiB at the peak of update_actor, and 63.00 GiB were needed here, 1.3 times" in line
+    assert told(process.replace("58.00", "48.00")) == []  # 53 of 49: as near as a plan is
+    assert told(process, stage="validate") == []  # nothing is planned there: another stage's peak says nothing of it
+
+
 def test_a_plan_far_below_what_the_crash_needed_is_told_and_its_parts_are_not_taken_for_the_crash() -> None:
     """Planned are 44 GiB at update_actor; 110.31 GiB were allocated when 58.15 more were asked for: 3.8 times as much."""
     met = walk.diagnose(evidence(crash(f"torch.OutOfMemoryError: {NEW}"), sizes={"H": 4096}))
     lines = met.first[1].evidence
     assert lines[0].startswith(
-        "the plan has 44.00 GiB at the peak of update_actor, and 168.46 GiB were needed here, 3.8 times as much"
+        "the plan has 44.00 GiB at the peak of update_actor, and 168.46 GiB were needed here, 3.8 times as much: the plan is lower by 124.46 GiB"
     )
     assert (
         "what a plan cannot know: an engine that was awake, another process on the device (2.86 GiB outside of PyTorch here)"

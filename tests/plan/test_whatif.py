@@ -5,6 +5,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowledger.flow.stages import stages
 from flowledger.plan.whatif import (
     MOST_TOKENS,
     Change,
@@ -16,6 +17,7 @@ from flowledger.plan.whatif import (
     compare,
     key_of,
     largest,
+    together,
     value_at,
     with_config,
 )  # fmt: skip
@@ -76,7 +78,7 @@ def test_bisection_ends_where_nobody_asks_for_more() -> None:
 
 
 def test_a_change_that_means_nothing_here_is_not_applied() -> None:
-    common: dict[str, Any] = {"id": "x", "costs": "", "costs_zh": ""}
+    common: dict[str, Any] = {"id": "x", "stage": "update_actor", "costs": "", "costs_zh": ""}
     assert applied(Change(path="critic.epochs", to=2, **common), TINY.config) is None  # there is no critic
     assert applied(Change(path="actor.epochs", to=TINY.config.actor.epochs, **common), TINY.config) is None
     assert applied(Change(path="actor.micro_batch.max_tokens", times=0.5, **common), TINY.config) is None  # static
@@ -92,6 +94,7 @@ def test_every_change_of_the_table_names_a_place_that_exists_and_what_it_costs()
     assert len(changes()) >= 10
     for change in changes():
         assert change.costs and change.costs_zh and (change.to is not None) != (change.times is not None)
+        assert change.stage in stages()
         section: Any = type(TINY.config)
         for part in change.path.split("."):
             field = section.model_fields[part].annotation
@@ -104,6 +107,27 @@ def test_knobs_have_the_names_of_their_framework() -> None:
     change = next(one for one in changes() if one.id == "halve_token_budget")
     assert "ppo_max_token_len_per_gpu" in key_of(change, FSDP.config)
     assert change.path in key_of(change, changed(FSDP.config, "framework", "unknown"))
+
+
+# An engine that never sleeps lies beside the update.
+AWAKE = ("actor_rollout_ref.rollout.free_cache_engine=False", "actor_rollout_ref.rollout.gpu_memory_utilization=0.3")
+
+
+def test_where_the_update_does_not_fit_its_own_remedies_come_before_those_of_other_stages() -> None:
+    short, fits = (planned("verl_qwen3_8b_fsdp.sh", *AWAKE, gpu=gpu) for gpu in ("a100-40g", "h100-80g"))
+    assert (short.worst.stage, short.fits) == ("update_actor", False)
+    names = [one.id for one in advise(short)]
+    at = names.index("engine_sleeps")
+    saves = {one.id: one.saves for one in advise(short)}
+    assert names.index("halve_token_budget") < at and saves["halve_token_budget"] < saves["engine_sleeps"]
+    assert set(names[at:]) <= {"engine_sleeps", "lower_engine_share"}
+    for part in (names[:at], names[at:]):
+        assert [saves[name] for name in part] == sorted((saves[name] for name in part), reverse=True)
+    taken = together(short, advise(short))  # whichever saves most, for together they have to fit
+    assert taken[0].saves == max(saves.values())
+    assert fits.fits and advise(fits)[0].saves == max(
+        one.saves for one in advise(fits)
+    )  # where it fits what saves most is first
 
 
 def test_advice_taken_saves_what_it_says() -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 CONFIGS = (".sh", ".bash", ".slurm", ".sbatch", ".yaml", ".yml")
 UNKNOWN = "unknown"  # the framework of files that do not name theirs
 NOTHING = "nothing in it is known: no metrics, no samples, no crash, no configuration"
-SETTING = re.compile(r"[+~]{0,2}[\w./@-]+=\S*")
+SETTING = re.compile(r"[+~]{0,2}[\w./@-]+=\S*|~[A-Za-z_]\w*(?:\.\w+)+")  # Hydra's words: `a.b=1`, `+a.b=1`, `~a.b`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class _Desk:
     def take(self, word: str) -> None:
         """Read one source, or note why it cannot be; logs of one run wait until all are known."""
         try:
-            path = self._stdin() if word == "-" else Path(word).expanduser()
+            path = self._stdin() if word == "-" else kinds.path_of(word, otherwise=self._place / "none")
             if path.is_fifo():  # `diagnose <(…)`
                 path = kinds.drained(path, self._place / f"pipe-{len(self._logs)}")
             takes = self._taker(word, path)

@@ -41,6 +41,16 @@ def said(error: Exception) -> str:
     return f"cannot be read ({type(error).__name__}: {str(error)[:160]})"
 
 
+def path_of(words: str, *, otherwise: Path) -> Path:
+    """The file that words may name; `otherwise` for words that no file can have as its name, such as a pasted line."""
+    try:
+        path = Path(words).expanduser()
+        path.exists()
+    except (OSError, RuntimeError, ValueError):
+        return otherwise
+    return path
+
+
 def check_framework(name: str | None) -> None:
     """Raises BadInput for a framework that nothing here knows, with the nearest."""
     from flowledger.config.detect import FRAMEWORKS

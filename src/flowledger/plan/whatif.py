@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import Any
 
 from flowledger.config.schema import RunConfig
+from flowledger.flow.stages import stages
 from flowledger.plan.plan import Plan
 from flowledger.plan.roles import longest
 
@@ -24,6 +25,7 @@ class Change:
     """One knob: where it stands in a RunConfig, what it becomes, what it costs, and its name in each framework."""
 
     id: str
+    stage: str  # whose work it is a part of
     path: str  # dotted, of RunConfig
     to: Any = None  # the new value; or
     times: float | None = None  # the old one times this
@@ -62,8 +64,8 @@ class Largest:
 
 
 def advise(plan: Plan) -> list[Advice]:
-    """Single changes that lower the peak, the most saving first."""
-    found = []
+    """Single changes that lower the peak, the most saving first; where a stage that trains does not fit, its own before others'."""
+    found: list[tuple[bool, Advice]] = []
     for change in changes():
         config = applied(change, plan.config)
         if config is None:
@@ -71,20 +73,22 @@ def advise(plan: Plan) -> list[Advice]:
         other = with_config(plan, config)
         saved = _need(plan) - _need(other)
         if saved > 0:
-            found.append(
-                Advice(
-                    change.id,
-                    key_of(change, plan.config),
-                    value_at(plan.config, change.path),
-                    value_at(config, change.path),
-                    saved,
-                    other.worst.stage,
-                    other.fits,
-                    change.costs,
-                    change.costs_zh,
-                )
-            )
-    return sorted(found, key=lambda one: -one.saves)
+            before, after = value_at(plan.config, change.path), value_at(config, change.path)
+            one = Advice(
+                change.id, key_of(change, plan.config), before, after, saved, other.worst.stage, other.fits, change.costs, change.costs_zh
+            )  # fmt: skip
+            found.append((_is_elsewhere(change, plan), one))
+    return [one for _, one in sorted(found, key=lambda pair: (pair[0], -pair[1].saves))]
+
+
+def _is_elsewhere(change: Change, plan: Plan) -> bool:
+    """Whether a change is part of another stage's work than the training that does not fit."""
+    over = (plan.worst.free or 0) < 0 and _trains(plan.worst.stage)
+    return over and not _trains(change.stage)
+
+
+def _trains(stage: str) -> bool:
+    return "backward" in stages()[stage].phases
 
 
 def together(plan: Plan, advice: Sequence[Advice]) -> list[Advice]:
@@ -95,7 +99,8 @@ def together(plan: Plan, advice: Sequence[Advice]) -> list[Advice]:
     """
     taken: list[Advice] = []
     while len(taken) < MOST_CHANGES and not plan.fits:
-        best = next((one for one in advice if one.id not in {before.id for before in taken}), None)
+        left = (one for one in advice if one.id not in {before.id for before in taken})
+        best = max(left, key=lambda one: one.saves, default=None)
         if best is None:
             break
         change = next(one for one in changes() if one.id == best.id)

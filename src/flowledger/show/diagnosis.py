@@ -39,7 +39,9 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "also": ("Also", "另外"),
     "advice": ("What would be faster", "可以更快之处"),
     "answer": ("Answer to the report", "对报告的回答"),
-    "step": ("{title}, step {position} of {count}: {look}", "{title} 第 {position}/{count} 步：{look}"),
+    "step": ("{title}, question {position} of {count}: {look}", "{title} 第 {position} 问（共 {count} 问）：{look}"),
+    "fail": ("stops at question {position} of {count}", "停在第 {position} 问（共 {count} 问）"),
+    "warn": ("to look at: question {position} of {count}", "需要注意：第 {position} 问（共 {count} 问）"),
     "sure": ("{share:.0%} sure", "把握 {share:.0%}"),
     "nothing": ("no step fails: {passed} looked at, {skipped} not checked", "没有不通过的步骤：检查了 {passed} 步，{skipped} 步未能检查"),
     "nothing_partly": ("no step fails: {passed} looked at, {partly} of them in part (~, --all says what they need), {skipped} not checked",
@@ -99,10 +101,10 @@ def _order(order: Mapping[str, Any], document: Document, screen: Console, say: _
     """A line for the order, and one for each of its steps that fails or warns; `every`: for each step."""
     rows = {row["id"]: row for row in document["rows"]}
     steps = [(step, rows[step["id"]]) for step in order["steps"]]
-    bad = any(row["verdict"] in ("fail", "warn") for _, row in steps)
     marks = Text(" ").join(Text(*_mark(row)) for _, row in steps)
-    screen.print(Text.assemble(marks, (f"  {order['title']}", "bold"), (f"  {order['goal']}", "dim")))
-    if not bad and not every:
+    stop = _stop([row for _, row in steps], say)
+    screen.print(Text.assemble(marks, (f"  {order['title']}", "bold"), (f"  {order['goal']}", "dim"), f"  {stop}"))
+    if not stop and not every:
         return
     grid = Grid.grid(padding=(0, 1, 0, 1))
     grid.add_column(no_wrap=True)
@@ -119,6 +121,14 @@ def _order(order: Mapping[str, Any], document: Document, screen: Console, say: _
         style = "dim" if row["verdict"] == "skipped" else ""
         grid.add_row(Text(*_mark(row)), Text(f"{row['position']} {step['look']}"), Text(harmless(known), style=style))
     screen.print(grid)
+
+
+def _stop(rows: Rows, say: _Say) -> str:
+    """Which question of how many an order stops at: the first that fails, else the first that warns; empty where none does."""
+    for verdict in ("fail", "warn"):
+        if (at := next((row["position"] for row in rows if row["verdict"] == verdict), None)) is not None:
+            return say(verdict, position=at, count=len(rows))
+    return ""
 
 
 def _mark(row: Mapping[str, Any]) -> tuple[str, str]:

@@ -17,7 +17,7 @@ def check(ledger: Ledger) -> list[FindingRow]:
     """`ref_is_policy` and `ratio_is_always_1`."""
     data = told(ledger)
     moved = _moved(ledger)
-    return [*_reference(data, moved), *_ratio(data, moved)]
+    return [*_reference(data, moved), *_ratio(ledger, data, moved)]
 
 
 def _moved(ledger: Ledger) -> set[int]:
@@ -63,7 +63,7 @@ def _reference(data: Told, moved: set[int]) -> Iterator[FindingRow]:
     )  # fmt: skip
 
 
-def _ratio(data: Told, moved: set[int]) -> Iterator[FindingRow]:
+def _ratio(ledger: Ledger, data: Told, moved: set[int]) -> Iterator[FindingRow]:
     """Before the first optimizer step of a step the ratio is 1; after it, it is not."""
     later = [one for one in data.passes if (one.epoch, one.mini_batch) > (0, 0) and one.step in moved]
     by_step: dict[int, list[float]] = {}
@@ -81,13 +81,21 @@ def _ratio(data: Told, moved: set[int]) -> Iterator[FindingRow]:
         if len(ratios) >= FEW and all(ratio == 1.0 for ratio in ratios)
     ]
     seen = sum(map(len, by_step.values()))
-    lacks = (
-        ()
-        if seen
-        else ("ratios after an optimizer step: several mini-batches or epochs a step" if data.passes else TOKENS,)
-    )
+    lacks = () if seen else (_lacked(ledger, data),)
     yield answer(
         "ratio_is_always_1", RATIO, seen=seen, breaches=breaches, needs=lacks,
         cause="old log-probs are made again after each update, so nothing is ever clipped",
         next_step="compute old_log_prob once a step, before its first optimizer step",
     )  # fmt: skip
+
+
+def _lacked(ledger: Ledger, data: Told) -> str:
+    """Why no ratio after an optimizer step was seen: none recorded, none of that part of a step, or no weights that moved."""
+    if not data.passes:
+        return TOKENS
+    if any((one.epoch, one.mini_batch) > (0, 0) for one in data.passes):
+        return "a step whose update moves the weights"
+    later = "SELECT 1 FROM spans WHERE source <> 'plan' AND stage = 'update_actor' AND (mini_batch > 0 OR epoch > 0) LIMIT 1"
+    if ledger.rows(later):
+        return "ratios of a later mini-batch, whose samples were not recorded: record.groups as many as a step has"
+    return "ratios after an optimizer step: several mini-batches or epochs a step"

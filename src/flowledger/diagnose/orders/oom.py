@@ -4,12 +4,21 @@ import re
 
 from flowledger.diagnose.orders import allocation, changes
 from flowledger.diagnose.orders.answer import Answer, failed, passed, skipped, warned
-from flowledger.diagnose.orders.budget import growing, heaviest, token_counts
+from flowledger.diagnose.orders.budget import (
+    cut_of,
+    growing,
+    heaviest,
+    limit_of,
+    short_stage,
+    smaller,
+    token_counts,
+)
 from flowledger.diagnose.orders.evidence import Evidence
 from flowledger.diagnose.orders.peaks import (
     FULLEST,
     MOST,
-    far_below,
+    above_plan,
+    is_far,
     kinds_of,
     largest,
     largest_kind,
@@ -25,20 +34,23 @@ from flowledger.diagnose.orders.peaks import (
 from flowledger.diagnose.orders.shortage import Said, said
 from flowledger.diagnose.orders.table import orders
 from flowledger.flow.kinds import KINDS
+from flowledger.flow.stages import stages
 from flowledger.ledger.manifest import value_at
 
 NEAR = 0.95  # of the device: what allocators keep for themselves is not there for a larger batch
 OVER = 1.15  # recorded above planned, of one kind, before that kind is called the cause
+SMALLER = "smaller micro-batches"  # stands for the changes of the stage that ran out: each pass has a knob of its own
+RECOMPUTES = "recompute_full"
 # Kind -> changes that make it smaller, the cheapest first (rows of tables/advice.toml).
 CHANGES = {
-    "activation": ("recompute_full", "halve_token_budget", "halve_micro_batch"),
-    "temporary": ("fused_logits", "chunked_entropy", "halve_token_budget", "halve_micro_batch"),
+    "activation": (RECOMPUTES, SMALLER),
+    "temporary": ("fused_logits", "chunked_entropy", SMALLER),
     "optimizer": ("offload_optimizer", "optimizer_on_cpu", "shard_to_fsdp2"),
     "param": ("offload_param", "shard_to_fsdp2", "offload_ref"),
     "grad": ("reduce_every_micro_batch", "shard_to_fsdp2"),
     "kv_cache": ("engine_sleeps", "lower_engine_share"),
     "comm_buffer": ("smaller_sync_bucket",),
-    "batch": ("halve_token_budget", "halve_micro_batch"),
+    "batch": (SMALLER,),
     "residue": ("lower_engine_share",),
 }
 # Functions and tensors that a traceback names where logits are made or summed up.
@@ -60,7 +72,7 @@ def peak_stage(evidence: Evidence) -> Answer:
     if end is not None and (short := shortage(evidence)) is not None:
         told = [f"asked for {size(short.asked.bytes)}"] if short.asked else []
         told += [f"{SIZES[name]} {size(one.bytes)}" for name, one in short._asdict().items() if one and name != "asked"]
-        where, below = end.stage or "a stage that the text does not name", far_below(evidence, short)
+        where, below = end.stage or "a stage that the text does not name", above_plan(evidence, short)
         return failed(
             f"memory ran out in {where}{on_rank(end.rank)}: {', '.join(told)}", *below, end.message, *table,
             stage=end.stage, rank=end.rank, step=end.step, confidence=0.4 if end.stage else 0.3,
@@ -88,8 +100,8 @@ def by_kind(evidence: Evidence) -> Answer:
     table = kinds_of(split[0], planned_for(evidence, split[0])) if split else planned_kinds(evidence)
     short = shortage(evidence)
     if short is not None and short.asked is not None:
-        below = [] if split else far_below(evidence, short)
-        return _named(evidence, short, below[:1] or table)  # parts that are not this crash's would mislead
+        far = not split and is_far(evidence, short)
+        return _named(evidence, short, above_plan(evidence, short)[:1] if far else table)  # other parts would mislead
     if not table:
         return skipped()
     if split and (planned := planned_for(evidence, split[0])):
@@ -117,16 +129,17 @@ def dynamic_batch(evidence: Evidence) -> Answer:
         return kept
     if (found := heaviest(evidence)) is not None:
         return found.but(verdict="fail") if is_short(evidence) and found.is_bad else found.but(verdict="pass", fix=None)
-    counts = token_counts(evidence)
-    budget = value_at(evidence.config, "actor.micro_batch.max_tokens")
+    short = is_short(evidence)
+    counts = token_counts(evidence, (short_stage(evidence) or "update_actor") if short else None)  # whose budget it is
+    budget = limit_of(evidence, "max_tokens")
     if not counts:
         return skipped()
     most = max(counts)
     said_so = f"micro-batches have up to {most:,} tokens"
-    if is_short(evidence) and budget:
+    if short and budget:
         return failed(
             f"{said_so}, the budget is {budget:,}: the peak follows it",
-            fix=changes.fix("halve_token_budget", evidence.framework, evidence.config), confidence=0.4,
+            fix=smaller(evidence, cut_of(evidence)), confidence=0.4,
         )  # fmt: skip
     return passed(said_so)
 
@@ -202,16 +215,10 @@ def _smaller(evidence: Evidence, match: allocation.Match, short: Said) -> dict[s
         for change in ("fused_logits", "chunked_entropy"):
             if found := changes.fix(change, evidence.framework, evidence.config):
                 return found
-    budget = value_at(evidence.config, "actor.micro_batch.max_tokens")
+    budget = limit_of(evidence, "max_tokens")
     if grows and budget and asked:
         fitting = min(0.5, free / asked) if free else 0.5
-        lowest = longest(evidence)
-        return changes.fix(
-            "halve_token_budget",
-            evidence.framework,
-            evidence.config,
-            to=max(int(budget * fitting) // 128 * 128, lowest),
-        )
+        return smaller(evidence, cut_of(evidence), to=max(int(budget * fitting) // 128 * 128, longest(evidence)))
     kind = (
         "temporary"
         if match.tensor == "logits"
@@ -231,5 +238,13 @@ def longest(evidence: Evidence) -> int:
 
 
 def _turn(evidence: Evidence, kind: str) -> dict[str, str] | None:
-    found = (changes.fix(one, evidence.framework, evidence.config) for one in CHANGES.get(kind, ()))
-    return next((one for one in found if one is not None), None)
+    """The first change for a kind that means anything in the stage that ran out: who has no backward recomputes nothing."""
+    cut, known = cut_of(evidence), stages().get(short_stage(evidence) or "")
+    forward_only = known is not None and "backward" not in known.phases
+    for change in CHANGES.get(kind, ()):
+        if change == RECOMPUTES and forward_only:
+            continue
+        fix = smaller(evidence, cut) if change == SMALLER else changes.fix(change, evidence.framework, evidence.config)
+        if fix is not None:
+            return fix
+    return None

@@ -1,7 +1,7 @@
 """Peaks as lines of evidence: the fullest moment of each stage, what it was made of, and what was planned beside it."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from flowledger.diagnose.orders.evidence import Evidence
 from flowledger.diagnose.orders.shortage import Said
@@ -9,7 +9,8 @@ from flowledger.diagnose.planned import Peak
 from flowledger.flow.kinds import KINDS
 
 MOST = 10
-FAR = 1.5  # times the planned peak that a crash must have needed before the plan is called far below
+ABOVE = 1.1  # times the planned peak that a crash must have needed before it is said that the plan is lower
+FAR = 1.5  # and before its parts by kind are not taken for those of the crash
 OUTSIDE = 1 << 30  # bytes outside of PyTorch that are worth a word
 
 # The fullest moment of each stage and rank, by kind where kinds are known, else as the allocator counts. Of a process on the
@@ -81,32 +82,62 @@ def planned_kinds(evidence: Evidence) -> list[str]:
     ]
 
 
-def far_below(evidence: Evidence, short: Said) -> list[str]:
-    """That the plan has far less than the crash needed, by which factor, and what a plan cannot know; nothing where it has not."""
-    worst, needed = _worst_planned(evidence), _needed(short)
-    if worst is None or needed is None or needed < FAR * worst.allocated:
+class Gap(NamedTuple):
+    """What a crash needed beside the planned peak of its stage, both counted alike."""
+
+    stage: str
+    planned: int  # as it is printed elsewhere
+    alike: int  # of it what the crash's figure counts too
+    needed: int
+
+    @property
+    def times(self) -> float:
+        return self.needed / max(1, self.alike)
+
+    def sentence(self) -> str:
+        whole = f" ({size(self.planned)} with its residue)" if self.alike < self.planned else ""
+        return (
+            f"the plan has {size(self.alike)} at the peak of {self.stage}{whole}, and {size(self.needed)} were needed here, "
+            f"{self.times:.1f} times as much: the plan is lower by {size(self.needed - self.alike)}"
+        )
+
+
+def above_plan(evidence: Evidence, short: Said) -> list[str]:
+    """That a crash needed more than was planned, by how much, and what a plan does not count; nothing where it did not."""
+    gap = _gap(evidence, short)
+    if gap is None or gap.times < ABOVE:
         return []
     outside = 0
     if short.process and short.allocated:
         outside = short.process.bytes - short.allocated.bytes - (short.unused.bytes if short.unused else 0)
     beside = f" ({size(outside)} outside of PyTorch here)" if outside > OUTSIDE else ""
-    times = needed / max(1, worst.allocated)
+    unknown = f"an engine that was awake, another process on the device{beside}, what the job's own code keeps, settings that were not given"
+    if gap.times < FAR:
+        return [f"{gap.sentence()}, which does not count what it cannot know: {unknown}"]
     return [
-        f"the plan has {size(worst.allocated)} at the peak of {worst.stage}, and {size(needed)} were needed here, {times:.1f} times as much: "
-        "its parts by kind are not those of this crash",
-        f"what a plan cannot know: an engine that was awake, another process on the device{beside}, what the job's own code keeps, settings that "
-        "were not given",
-    ]  # fmt: skip
+        f"{gap.sentence()}, and its parts by kind are not those of this crash",
+        f"what a plan cannot know: {unknown}",
+    ]
 
 
-def _needed(short: Said) -> int | None:
-    """Bytes that would have been in use with the allocation that failed; of the device where only that is told."""
-    if short.asked is None:
+def is_far(evidence: Evidence, short: Said) -> bool:
+    """Whether the crash needed so much more that what the plan is made of says nothing of it."""
+    gap = _gap(evidence, short)
+    return gap is not None and gap.times >= FAR
+
+
+def _gap(evidence: Evidence, short: Said) -> Gap | None:
+    """PyTorch's own figures stand beside the plan without its residue, those of the process or device beside all of it."""
+    worst, stage = _worst_planned(evidence), evidence.end.stage if evidence.end else None
+    if worst is None or short.asked is None or (stage is not None and worst.stage != stage):
         return None
-    taken = short.allocated or short.process
+    if short.allocated:
+        alike = worst.allocated - worst.residue
+        return Gap(worst.stage, worst.allocated, alike, short.allocated.bytes + short.asked.bytes)
+    taken = short.process.bytes if short.process else None
     if taken is None and short.total and short.free:
-        return short.total.bytes - short.free.bytes + short.asked.bytes
-    return taken.bytes + short.asked.bytes if taken else None
+        taken = short.total.bytes - short.free.bytes
+    return None if taken is None else Gap(worst.stage, worst.allocated, worst.allocated, taken + short.asked.bytes)
 
 
 def planned_peaks(evidence: Evidence) -> list[str]:

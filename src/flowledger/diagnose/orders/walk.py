@@ -47,7 +47,7 @@ class Walked:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
     """What came of it. `ended`: how the run ended, where no order is for that; `reported`: answers to what somebody reports;
-    `known`: what is known of such exceptions; `besides`: findings that belong to no step.
+    `known`: what is known of such exceptions, the surest first; `besides`: findings that belong to no step.
     """
 
     walked: tuple[Walked, ...] = ()
@@ -80,7 +80,7 @@ class Diagnosis:
             alike = [pair for pair in self.steps if pair[0].order == step.order and pair[1].verdict == answer.verdict]
             found.append(max(alike, key=lambda pair: _surely(pair[1]) - LATER * (pair[0].position - step.position)))
         found += [(None, told(one)) for one in self.reported if one.verdict in ("fail", "warn")]
-        found += [(None, told(one).but(confidence=min(sureness(one), KNOWN))) for one in self.known]
+        found += [(None, told(one).but(confidence=min(sureness(one), KNOWN))) for one in self.known[:1]]
         return max(found, key=lambda pair: _surely(pair[1]), default=None)
 
 
@@ -101,7 +101,7 @@ def diagnose(evidence: Evidence, *, reported: Sequence[FindingRow] = (), order: 
     ended = None if order or _is_told(met, evidence) else evidence.end
     wrong = met.first or met.reported or evidence.end or [one for one in besides if one.id not in ABOUT_RECORDING]
     return replace(
-        met, ended=ended, known=evidence.known, besides=tuple(besides),
+        met, ended=ended, known=tuple(sorted(evidence.known, key=sureness, reverse=True)), besides=tuple(besides),
         advice=() if wrong or order else tuple(advice(evidence)),
     )  # fmt: skip
 
