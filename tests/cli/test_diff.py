@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from flowledger import cli
+from flowledger.show.diff import TITLES
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 Call = Callable[..., tuple[int, str, str]]
@@ -57,6 +58,20 @@ def test_a_run_agrees_with_the_plan_of_its_configuration_and_with_the_json_of_th
     assert "plan and run agree: " in text and "shapes are equal; --wide lists them" in text
     assert "samples have at most" in text and "update_actor first all planned" in text
     assert call("diff", job.plan, job.run) == (code, out, err)
+
+
+def test_every_table_has_a_heading_that_says_what_it_is(call: Call, job: Job) -> None:
+    lines = call("diff", job.config, job.run)[1].splitlines()
+    tables = [at for at, line in enumerate(lines) if line.strip().startswith("───")]
+    assert len(tables) >= 3
+    above = [
+        "shapes, planned and recorded",
+        "planned, and not seen in the run",
+        "memory of a rank at the peak of each stage",
+    ]
+    assert [title for title in above if title in lines] == above
+    titled = [at for at, line in enumerate(lines) if line.rstrip() in TITLES.values()]
+    assert len(titled) == len(tables) and all(title < table for title, table in zip(titled, tables, strict=True))
 
 
 def test_wide_lists_every_form(call: Call, job: Job) -> None:

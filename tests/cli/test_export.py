@@ -61,6 +61,9 @@ def test_forms_that_are_directories_need_one(call: Call, run: Path, tmp_path: Pa
     ("words", "said"),
     [
         (("--to", "perfeto"), "did you mean perfetto?"),
+        (("--to", "rules"), "did you mean prometheus-rules?"),
+        (("--to", "alarms"), "did you mean prometheus-rules?"),
+        (("--to", "Chrome"), "did you mean perfetto?"),
         (("--to", "otlp", "-o", "x"), "OTLP is sent, not written: leave -o out"),
         (("--to", "parquet", "-o", "x", "--step", "1"), "--step means nothing to --to parquet"),
         (("--to", "prometheus", "--step", "0..1"), "name one step"),

@@ -235,3 +235,18 @@ def test_files_that_cannot_be_planned_say_where_and_why(
 def test_check_says_what_may_fail_on(call: Call) -> None:
     code, _, err = call("check", FSDP, "--fail-on", "maybe")
     assert code == 2 and "fail nor warn" in one_line(err)
+
+
+def test_a_job_that_nobody_named_has_the_name_of_its_file(call: Call, tmp_path: Path) -> None:
+    unnamed = "".join(
+        line for line in (EXAMPLES / "tiny.yaml").read_text().splitlines(keepends=True) if not line.startswith("name:")
+    )
+    for file, more, name in (
+        ("my job.yaml", [], "my-job"),
+        ("a.yaml", ["name=run"], "run"),
+        ("b.yaml", ["name=mine"], "mine"),
+    ):
+        (tmp_path / file).write_text(unnamed.replace("path: classes.jsonl", f"path: {EXAMPLES / 'classes.jsonl'}"))
+        code, out, _ = call("plan", tmp_path / file, *more)
+        assert code == 0 and out.startswith(f"plan {name} ")
+        assert json.loads(call("plan", tmp_path / file, *more, "--json")[1])["run"] == name

@@ -59,6 +59,22 @@ def test_one_step_shows_its_numbers_with_unit_and_healthy_range() -> None:
     assert lines["entropy"][:3] == ["1.235", "·", "nats"] and lines["own/name"] == ["inf", "·", "!"]
 
 
+def test_bytes_are_written_as_bytes_and_no_number_needs_more_than_nine_signs() -> None:
+    bytes_, squares = 68_612_102_554.0, 123_456_789_012.0
+    rows = [
+        row(step, name, value)
+        for step in (0, 1)
+        for name, value in (("memory/allocated_peak", bytes_), ("load/rollout/length_squares", squares), ("lr", 1e-6))
+    ]
+    for width, told in ((100, ["1.23e11", "1e-6"]), (160, ["123,456,789,012", "1e-6"])):
+        lines = {line.split()[0]: line.split()[1:] for line in drawn(rows, width) if line.split()}
+        assert "64G" in lines["memory/allocated_peak"]
+        assert [lines["load/rollout/length_squares"][-2], lines["lr"][-2]] == told
+    (line,) = [line for line in drawn(rows[:3], 100) if "allocated_peak" in line]
+    assert line.split()[1] == "64G"
+    assert not re.search(r"e[+-]0|e\+", "".join(drawn(rows, 100) + drawn(rows[:3], 100)))
+
+
 def test_bars_are_means_of_equal_shares_of_the_steps() -> None:
     assert metric_lines.spark([0.0] * 50 + [1.0] * 50, 4) == "▁▁██"
     assert metric_lines.spark([0.0, 1.0, 2.0, 3.0], 2) == "▁█" and metric_lines.spark([], 4) == ""

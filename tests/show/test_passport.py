@@ -96,3 +96,7 @@ def test_an_unknown_sample_is_answered_with_the_range_that_exists(ledger: Ledger
     create(tmp_path / "empty", Manifest(run="empty", level="steps"))
     with Ledger(tmp_path / "empty") as empty, pytest.raises(BadInput, match=r"has no samples \(level 'steps'\)"):
         passport(empty, "0")
+    create(tmp_path / "told", Manifest(run="told", level="tokens"))
+    with Ledger(tmp_path / "told") as told, pytest.raises(BadInput, match="none was told") as error:
+        passport(told, "0")
+    assert "needs level" not in str(error.value)  # it has the highest

@@ -2,8 +2,9 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -13,11 +14,13 @@ from flowledger.flow.rank_classes import count_of, spans
 from flowledger.ledger.directory import create
 from flowledger.ledger.manifest import Manifest
 from flowledger.ledger.reader import Ledger
-from flowledger.ledger.rows import MemoryRow, TensorRow
+from flowledger.ledger.rows import FindingRow, MemoryRow, Row, TensorRow
 from flowledger.ledger.writer import Writer
-from flowledger.show import metric_lines, plain, terminal
+from flowledger.show import memory_lines, metric_lines, plain, terminal
+from flowledger.show.allocator import held_back, most_reserved
+from flowledger.show.page import memory_peak
 from flowledger.show.tables import TABLES, table
-from flowledger.show.words import human_bytes, human_shape, visible
+from flowledger.show.words import human_bytes, human_number, human_shape, visible
 from tests.ledger.synthetic import BINDINGS, slow_run, synthetic_run
 
 EIGHT = [
@@ -90,7 +93,8 @@ def test_the_log_is_the_thirteen_fields(ledger: Ledger) -> None:
 def test_memory_names_the_peak_what_it_is_made_of_and_the_estimates(ledger: Ledger) -> None:
     text = drawn(ledger, "memory")
     assert "peak 20K allocated in update_actor/backward, step 0, micro-batch 1 (at peak)" in text
-    assert "made of optimizer 7.8K (40%)" in text and "reserved 24K, of which 4.9K were not allocated then" in text
+    assert "made of optimizer 7.8K (40%)" in text and "at most 24K reserved when asked" in text
+    assert "4.9K of that were not allocated then" in " ".join(text.split())
     summary = json.loads(plain.table_json(table(ledger, "memory")))["summary"]
     activations, cache, peak = summary["estimates"]
     assert activations["estimate"] == 2 * 28 * 8 * 4 * 17  # L * tokens computed * H * fp32 * factor
@@ -129,7 +133,135 @@ def test_an_estimate_without_its_inputs_is_skipped_and_says_what_it_lacks(
     with Ledger(synthetic_run(tmp_path / "b", steps=1)) as ledger:
         rows = table(ledger, "memory").summary["estimates"]
         assert [row["estimate"] for row in rows] == [None, None, None] and rows[0]["needs"] == ["L"]
-        assert "skipped: needs L" in drawn(ledger, "memory")
+        assert "left out: they need L\n" in drawn(ledger, "memory")
+
+
+def run_of(
+    path: Path, rows: Mapping[int, Sequence[Row]], *, mesh: Mapping[str, int] | None = None, level: str = "tensors"
+) -> Path:
+    """A run with these rows, rank by rank."""
+    directory = create(
+        path,
+        Manifest(run=path.name, level=level, bindings={} if level == "import" else BINDINGS, mesh=dict(mesh or {})),
+    )
+    for rank, own in rows.items():
+        part = directory.part("actor", rank, source="import" if level == "import" else "record")
+        writer = Writer(part, capacity=1000)
+        for row in own:
+            writer.put(row)
+        writer.close()
+    directory.close("closed")
+    return path
+
+
+def cache(layer: int, slots: int, heads: int, positions: int, *, rank: int, step: int = 0) -> TensorRow:
+    """The keys of a layer, of head size 4 in float32."""
+    shape = [slots, heads, positions, 4]
+    return TensorRow(
+        step=step, stage="rollout", role="actor", rank=rank, t_ns=1, tensor_name="kv_cache", dims="B_slot, K, S_cache, D", layer=layer,
+        local_shape=shape, dtype="float32", numel=slots * heads * positions * 4, bytes=slots * heads * positions * 16, access="write",
+        kind="kv_cache",
+    )  # fmt: skip
+
+
+def total(allocated: int, reserved: int, *, t_ns: int, rank: int = 0, **where: Any) -> MemoryRow:
+    return MemoryRow(step=0, rank=rank, t_ns=t_ns, kind="total", allocated=allocated, reserved=reserved, **where)
+
+
+def test_an_estimate_of_one_rank_stands_beside_what_one_rank_had(tmp_path: Path) -> None:
+    held = {0: (5, 6), 1: (3, 6)}  # slots and positions of each rank: the first is the fullest
+    rows: dict[int, list[Row]] = {
+        rank: [*(cache(layer, slots, 1, positions, rank=rank) for layer in (0, 1)), total(9000, 9000, t_ns=5, rank=rank, stage="rollout", instant="end")]
+        for rank, (slots, positions) in held.items()
+    }  # fmt: skip
+    rows[0].append(cache(0, 7, 1, 9, rank=0, step=1))
+    with Ledger(run_of(tmp_path / "two", rows, mesh={"tp": 2})) as ledger:
+        _, kv, _ = table(ledger, "memory", step=0).summary["estimates"]
+    assert (
+        kv["estimate"] == kv["measured"] == 2 * 5 * 6 * 1 * 4 * 2 * 4
+    )  # layers, slots, positions, heads of this rank, D, keys and values, fp32
+    assert kv["deviation"] == 0
+
+
+def test_the_terminal_and_the_page_name_the_same_reading_of_the_allocator(tmp_path: Path) -> None:
+    rows = [
+        total(1000, 5000, t_ns=1, stage="rollout", instant="begin"),
+        total(4000, 8000, t_ns=2, stage="rollout", instant="end"),
+        total(6000, 8000, t_ns=3, stage="update_actor", instant="end"),
+        total(7000, 7500, t_ns=4, stage="weight_sync", instant="end"),
+    ]
+    with Ledger(run_of(tmp_path / "held", {0: rows})) as ledger:
+        found = table(ledger, "memory")
+        text = " ".join(drawn(ledger, "memory").split())
+        readings = ledger.rows("FROM memory_readings ORDER BY t_ns")
+    assert found.summary["allocator"] == most_reserved(readings)
+    assert held_back(found.summary["allocator"]) == 2000  # of the two with the most reserved, the fuller one
+    assert (
+        "at most 7.8K reserved when asked, in update_actor, step 0 (at end); 2.0K of that were not allocated then"
+        in text
+    )
+    (page,) = memory_peak._held_back(readings)
+    assert "at most 7.8K, of which 2.0K (25.0%) were not allocated then" in page["en"]
+
+
+def test_a_peak_at_the_begin_of_a_step_has_its_row_and_other_begins_have_none(tmp_path: Path) -> None:
+    rows = [
+        total(9000, 9500, t_ns=1, instant="begin"),
+        total(10, 20, t_ns=2, stage="rollout", instant="begin"),
+        MemoryRow(step=0, rank=0, t_ns=3, kind="param", allocated=10, instant="peak"),
+        total(10, 20, t_ns=4, instant="end"),
+        MemoryRow(step=None, rank=0, t_ns=5, kind="total", allocated=5, instant="After init"),
+        MemoryRow(step=0, rank=0, t_ns=6, stage="reward", kind="total", host_used=7, instant="end"),  # a row of dots
+        MemoryRow(step=1, rank=0, t_ns=7, stage="reward", kind="total", host_used=7, instant="end"),
+    ]
+    with Ledger(run_of(tmp_path / "begin", {0: rows})) as ledger:
+        found, text = table(ledger, "memory"), drawn(ledger, "memory")
+    shown = [(memory_lines.place(row).plain, row["instant"]) for row in found.rows if memory_lines.is_shown(found, row)]
+    assert ("whole step", "begin") in shown and ("rollout", "begin") not in shown and ("reward", "end") not in shown
+    assert ("between stages", "peak") in shown and ("whole step", "end") in shown and ("·", "After init") in shown
+    assert "earlier steps are left out" not in text
+    assert "in whole step, step 0 (at begin)" in " ".join(text.split()) and "between stages" in text
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 10.43 GiB. GPU 3 has a total capacity of 79.11 GiB of which 7.62 GiB is free.",
+        "rank 0 ran out of GPU memory: 10.43 GiB more were asked for, 7.62 GiB of 79.11 GiB were free; allocated 63.90 GiB of 66.92 GiB reserved",
+    ],
+)  # fmt: skip
+def test_what_was_asked_for_when_memory_ran_out_is_told_with_its_place(tmp_path: Path, message: str) -> None:
+    found = FindingRow(
+        id="crash",
+        verdict="fail",
+        message=message,
+        step=4,
+        stage="update_actor",
+        phase="forward",
+        t_ns=2,
+        order="import",
+    )
+    other = FindingRow(id="crash", verdict="fail", message="ValueError: 3 is not 4", step=4, t_ns=3, order="import")
+    rows: list[Row] = [
+        total(1 << 36, 1 << 36, t_ns=1, stage="update_actor", phase="forward", instant="crash"),
+        found,
+        other,
+    ]
+    with Ledger(run_of(tmp_path / "oom", {0: rows})) as ledger:
+        (shortage,) = table(ledger, "memory").summary["shortages"]
+        text = drawn(ledger, "memory")
+    assert (shortage["asked"], shortage["free"]) == (round(10.43 * 2**30), round(7.62 * 2**30))
+    assert "ran out in update_actor/forward, step 4: 10G more were asked for, 7.6G were free" in text
+    page = memory_peak._short(80 << 30, [shortage])
+    assert "10G more were asked for, 7.6G were free; the limit is 80G" in page["en"] and "再申请 10G" in page["zh"]
+
+
+def test_of_an_imported_log_no_hint_asks_for_what_an_import_cannot_have(tmp_path: Path) -> None:
+    where = {"stage": "update_actor", "instant": "crash"}
+    with Ledger(run_of(tmp_path / "log", {0: [total(1 << 36, 1 << 36, t_ns=1, **where)]}, level="import")) as ledger:
+        text = drawn(ledger, "memory")
+    assert "record.ops_every" not in text and "rough estimate" not in text and "resid:" not in text
+    assert "memory snapshot" in text
 
 
 def test_step_and_stage_narrow_and_wrong_ones_are_named(ledger: Ledger) -> None:
@@ -151,12 +283,43 @@ def test_a_metric_that_is_not_a_number_is_shown_and_null_in_json(ledger: Ledger)
     assert "nan" in line and "××" in line
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (68_612_102_554, "68,612,102,554"), (6.861e10, "68,610,000,000"), (1986, "1,986"), (1234.56, "1,235"), (0.31416, "0.3142"), (-0.0, "0"),
+        (-5e9, "-5,000,000,000"), (2.142e-08, "2.142e-8"), (6.8612e18, "6.861e18"), (1e-6, "1e-6"), (float("nan"), "nan"), (float("-inf"), "-inf"),
+    ],
+)  # fmt: skip
+def test_numbers_have_their_thousands_apart_and_an_exponent_only_where_nobody_counts(value: float, text: str) -> None:
+    assert human_number(value) == text
+
+
 def test_words_for_people() -> None:
     sizes = [0, 523, 1023, 1024, 10_240, 1023 * 1024, 3 << 30, -2048]
     assert [human_bytes(size) for size in sizes] == ["0", "523", "1.0K", "1.0K", "10K", "1.0M", "3.0G", "-2.0K"]
     assert human_shape([4, 32], [4, 24]) == "[4, 24..32]" and human_shape([]) == "[]"
     assert visible("a b\n\x1b[31m") == "a␣b⏎�[31m"
     assert metric_lines.spark([0.0, None, 1.0]) == "▁×█"
+
+
+def test_findings_stand_by_what_they_ask_for_and_say_what_was_lacking(tmp_path: Path) -> None:
+    """First what fails, last what could not be checked; the column of needs is there where something was lacking."""
+    said = {"held": "pass", "lacked": "skipped", "broken": "fail", "odd": "warn"}
+    for name, verdicts in {"all": said, "whole": {"held": "pass", "odd": "warn"}}.items():
+        book = create(tmp_path / name, Manifest(run=name))
+        ink = Writer(book.part("actor", 0))
+        for identity, verdict in verdicts.items():
+            needs = ["record.level = tokens"] if verdict == "skipped" else None
+            ink.put(FindingRow(id=identity, verdict=verdict, message=f"{identity}: a sentence", needs=needs))
+        ink.close()
+        book.close("closed")
+    with Ledger(tmp_path / "all") as run:
+        assert [row["id"] for row in table(run, "findings").rows] == ["broken", "odd", "held", "lacked"]
+        lines = [line.split() for line in drawn(run, "findings").splitlines() if line.strip()]
+    assert lines[0] == ["verdict", "id", "message", "needs"]
+    assert lines[-1][-3:] == ["record.level", "=", "tokens"] and "·" in lines[-2]
+    with Ledger(tmp_path / "whole") as run:
+        assert "needs" not in drawn(run, "findings")
 
 
 def several_ranks(path: Path) -> Path:

@@ -1,6 +1,7 @@
 """The verb `export`: a run in the forms that other tools read."""
 
 import os
+import re
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import typer
 
 from flowledger.cli.options import RunArgument
 from flowledger.cli.watch import alarms
-from flowledger.flow.errors import BadInput, nearest
+from flowledger.flow.errors import BadInput, folded, nearest
 from flowledger.ledger.directory import spared
 from flowledger.show.words import harmless
 
@@ -78,7 +79,7 @@ def export(
 
     if to not in FORMS:
         listed = "; ".join(f"{form} ({one.what})" for form, one in FORMS.items())
-        raise BadInput(f"--to {to!r}: there is {listed}{nearest(to, FORMS)}")
+        raise BadInput(f"--to {to!r}: there is {listed}{_near(to)}")
     form = FORMS[to]
     given = {"-o": out, "--step": step, "--sample": sample, "--endpoint": endpoint, "--rules": rules}
     if unused := [option for option, value in given.items() if value is not None and option not in form.takes]:
@@ -100,6 +101,15 @@ def export(
             raise BadInput(_refusal(ledger, to, error)) from None
         except BrokenPipeError:  # `flowledger export … | head`: whoever reads has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _near(to: str) -> str:
+    """The form that is meant: by a part of its name (`rules`), else by a word of what it is (`alarms`), else by its letters."""
+    asked = folded(to).replace("_", "-")
+    parts = [form for form in FORMS if any(asked and part.startswith(asked) for part in form.split("-"))]
+    said = [form for form, one in FORMS.items() if asked in re.findall(r"\w{4,}", one.what.casefold())]
+    found = parts[-1:] or said[:1]
+    return f"; did you mean {found[0]}?" if found else nearest(to, FORMS)
 
 
 def _refusal(ledger: "Ledger", to: str, error: BadInput) -> str:

@@ -15,6 +15,7 @@ from flowledger.flow.errors import BadInput
 if TYPE_CHECKING:
     from flowledger.ledger.reader import Ledger
     from flowledger.show.columns import Table
+    from flowledger.show.explain import Glossary
 
 
 class Language(StrEnum):
@@ -183,7 +184,7 @@ def explain(
     name: Annotated[
         str,
         typer.Argument(
-            help="a tensor, stage, symbol, axis, memory kind, metric, algorithm, mesh, sp-vs-cp, placement, hang …"
+            help="a tensor, stage, symbol, axis, memory kind, metric, heading, id of a finding, algorithm, mesh, sp-vs-cp …"
         ),
     ],
     overrides: Overrides = None,
@@ -206,9 +207,16 @@ def explain(
     if unused := [option for option, value in asked.items() if value]:
         raise BadInput(f"explain {name}: {', '.join(unused)} belongs to a configuration; name it with --plan CONFIG")
     if json:
-        print(plain.as_json("explain", "", explanation.meanings(name, lang.value)))
+        print(plain.as_json("explain", "", explanation.meanings(name, lang.value, _ids)))
     else:
-        print(explanation.explain(name, lang.value))
+        print(explanation.explain(name, lang.value, _ids))
+
+
+def _ids() -> "Glossary":
+    """What ids of findings mean, which `diagnose` knows."""
+    from flowledger.diagnose import ids
+
+    return ids
 
 
 def _compare(name: str, source: str, asked: Mapping[str, Any], lang: Language, json: bool) -> None:

@@ -1,6 +1,8 @@
 """The verbs `plan` and `check`: what a configuration comes to before a GPU is used."""
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from flowledger.plan.lengths import Lengths
     from flowledger.plan.plan import Plan
 
+DEFAULT_NAME = "run"  # of a configuration that names no job
 Source = Annotated[
     str, typer.Argument(metavar="CONFIG", help="a launch script, a YAML or JSON file, or a framework's name")
 ]
@@ -132,13 +135,25 @@ def read_source(
     from flowledger.config.detect import Asked, read
 
     given = dict(_pair("--assume", text) for text in assume or [])
-    return read(
+    reading = read(
         source,
         Asked(
             overrides=overrides, framework=framework, version=version, assume=given,
             script_arguments=arguments or [], launch=launch,
         ),
     )  # fmt: skip
+    return _named(reading, source)
+
+
+def _named(reading: "Reading", source: str) -> "Reading":
+    """A job that nobody gave a name has that of its file, or of the framework whose settings were given alone."""
+    from flowledger.config.bounds import LONGEST_NAME
+
+    config = reading.config
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem)[:LONGEST_NAME].strip("._-")
+    if not config.source_of("name").startswith("default@") or config.name != DEFAULT_NAME or not stem:
+        return reading
+    return replace(reading, config=config.model_copy(update={"name": stem}))
 
 
 def _traced(made: "Plan", model: str | None) -> list[dict[str, Any]]:

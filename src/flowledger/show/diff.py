@@ -32,6 +32,16 @@ MEMORY = (
 )  # fmt: skip
 CHECKS = (Column("outcome"), Column("id"), Column("message"), Column("why"))
 FINDINGS = (Column("verdict"), Column("id"), Column("stage"), Column("message"))
+# Table -> what stands above it.
+TITLES = {
+    "diff_settings": "settings that are not the same",
+    "diff_shapes": "shapes, planned and recorded",
+    "diff_only_planned": "planned, and not seen in the run",
+    "diff_only_recorded": "seen in the run, and not planned",
+    "diff_memory": "memory of a rank at the peak of each stage",
+    "diff_checks": "checks that did not hold when it was planned",
+    "diff_findings": "findings of the run",
+}
 
 
 def draw(document: Document, run: str, screen: Console, *, wide: bool = False) -> None:
@@ -39,6 +49,7 @@ def draw(document: Document, run: str, screen: Console, *, wide: bool = False) -
     screen.print(_head(document, run))
     for made in tables(document, run, wide=wide):
         if made.rows:
+            screen.print(Text(TITLES[made.name], style="bold"))
             terminal.draw(made, screen, wide=wide)
     for line in _lines(document, wide=wide):
         screen.print(Text(line, style="dim"))

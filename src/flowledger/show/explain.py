@@ -4,8 +4,8 @@
 Chinese.
 """
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 from unicodedata import east_asian_width
 
 from flowledger.flow.axes import AXES, CUTS
@@ -16,30 +16,24 @@ from flowledger.flow.stages import Stage, stages
 from flowledger.flow.tensors import Form, Tensor, tensors
 from flowledger.show import explain_cuts, explain_headers, explain_sequence, explain_settings, explain_words
 from flowledger.show.explain_algorithms import algorithm_words, algorithms_of, facts_of
+from flowledger.show.explain_labels import LABELS_ZH, LISTED
 from flowledger.show.languages import Language, said
+from flowledger.show.progress import WATCHED
 from flowledger.show.token_columns import MADE_BY_THE_LOSS
 from flowledger.tables import algorithms
-from flowledger.tables.metrics import Metric, find, metrics
-from flowledger.tables.operators import ASPECTS
+from flowledger.tables.metrics import Metric, canonical, find, metrics, name_tables
 
-LABELS_ZH = {
-    "purpose": "用途", "meaning": "含义", "forms": "形式", "dtype": "类型", "kind": "内存种类", "mask": "掩码",
-    "producer": "产生", "also_written_by": "也产生于", "readers": "读取", "freed_by": "释放",
-    "also_freed_by": "也释放于",
-    "lifetime": "生命周期", "owner": "所有者", "placement": "放置", "variants": "变体",
-    "common_bug": "常见错误", "aliases": "别名",
-    "role": "角色", "phases": "相位", "reads": "读", "writes": "写", "frees": "释放", "works_on": "处理粒度",
-    "aggregates": "聚合", "optional": "可选", "unit": "单位", "level": "层次", "healthy": "健康范围", "told_by": "超出时提示", "no_alarm": "不设告警",
-    "used_by": "用于", "columns": "账本列", "algorithms": "算法",
-    "is": "属于", "formula": "公式", "source": "来源", "chosen_by": "由此选择", "grain": "粒度", "inputs": "输入",
-    "to_tokens": "如何落到 token", "needs": "需要", "settings": "相关设置", "surprise": "须知",
-    **{aspect: zh for aspect, (_, zh) in ASPECTS.items() if aspect not in ("purpose", "mask")},
-    **explain_cuts.LABELS_ZH,
-    **explain_words.LABELS_ZH,
-    **explain_settings.LABELS_ZH,
-}  # fmt: skip
 
-LISTED = {"needs", "keys", "algorithms", "axes", *ASPECTS, *explain_cuts.TWO_CUTS}  # a line for each entry
+class Glossary(Protocol):
+    """Another room's words, which no view knows: asked where nothing here is called so."""
+
+    def facts(self, word: str, lang: Language, /) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Each meaning of a word, with its sort."""
+        ...
+
+    def words(self) -> Iterator[str]:
+        """Every word that it knows."""
+        ...
 
 
 def explain_rows(name: str, lang: Language = "en") -> dict[str, Any]:
@@ -52,19 +46,25 @@ def explain_rows(name: str, lang: Language = "en") -> dict[str, Any]:
     return meanings(name, lang)[0]
 
 
-def explain(name: str, lang: Language = "en") -> str:
+def explain(name: str, lang: Language = "en", more: Callable[[], Glossary] | None = None) -> str:
     """The same facts as text, every meaning of the word one after another. Raises BadInput with the nearest word."""
-    found = "\n\n".join("\n".join(_lines(facts, lang)) for facts in meanings(name, lang))
+    found = "\n\n".join("\n".join(_lines(facts, lang)) for facts in meanings(name, lang, more))
     several = explain_cuts.several(name.rpartition(":")[2], lang)
     return found if several is None else f"{several}\n{found}"
 
 
-def meanings(name: str, lang: Language = "en") -> list[dict[str, Any]]:
-    """The facts of every meaning of a word, the tensor first. Raises BadInput with the nearest known word."""
+def meanings(name: str, lang: Language = "en", more: Callable[[], Glossary] | None = None) -> list[dict[str, Any]]:
+    """The facts of every meaning of a word, the tensor first. Raises BadInput with the nearest known word.
+
+    `more` gives the words of another room where this one has none; it is called then only, for that room takes time to load.
+    """
     what, colon, word = name.rpartition(":")
     found = _meanings(name, lang) or _meanings(what + colon + _spelt(word), lang) or _symbols(word, lang)
+    found = found or [facts for _, facts in explain_headers.facts(name, lang)]  # a heading may have a colon of its own
+    if not found and more is not None:
+        found = [facts for sort, facts in more().facts(word, lang) if what in ("", sort)]
     if not found:
-        known = algorithms.names(what) if what in algorithms.WHATS else _words()
+        known = algorithms.names(what) if what in algorithms.WHATS else [*_words(), *(more().words() if more else ())]
         raise BadInput(f"nothing in the flow is called {name!r}{nearest(word, known)}")
     return found
 
@@ -84,7 +84,6 @@ def _meanings(name: str, lang: Language) -> list[dict[str, Any]]:
     asked = what if colon else None
     rows = tensors()
     tensor = rows.get(word) or next((row for row in rows.values() if word in (*row.aliases, row.token_column)), None)
-    metric = find(word)
     candidates = (
         ("tensor", tensor and _tensor(tensor, word, lang)),
         ("stage", word in stages() and _stage(stages()[word], lang)),
@@ -92,7 +91,7 @@ def _meanings(name: str, lang: Language) -> list[dict[str, Any]]:
         ("dim", word in SYMBOLS and word not in AXES and _dim(word, lang)),
         ("kind", word in KINDS and _kind(word, lang)),
         ("column", word in MADE_BY_THE_LOSS and _column(word, lang)),
-        ("metric", metric and _metric(metric, word, lang)),
+        *(("metric", _metric(row, word, lang)) for row in metrics_of(word)),
         ("comparison", folded(word) == folded(explain_sequence.NAME) and explain_sequence.facts(lang)),
         *((row.what, facts_of(row, word, lang)) for row in algorithms.find(word)),
         *explain_cuts.facts(word, lang),
@@ -102,6 +101,13 @@ def _meanings(name: str, lang: Language) -> list[dict[str, Any]]:
         ("axis", word not in AXES and (axis := explain_cuts.axis_of(word)) and _axis(axis, word, lang)),
     )
     return [facts for kind, facts in candidates if facts and asked in (None, kind)]
+
+
+def metrics_of(word: str) -> list[Metric]:
+    """The metrics that a word means: by their name, by a framework's, or by the short one of a progress line."""
+    told = [name for title, name, _ in WATCHED if title == word]
+    names = [word, *(canonical(table, word) for table in name_tables()), *told]
+    return list({row.name: row for name in names if (row := find(name)) is not None}.values())
 
 
 def _tensor(row: Tensor, word: str, lang: Language) -> dict[str, Any]:
@@ -241,6 +247,8 @@ def _texts(key: str, value: Any, colon: str) -> Iterator[str]:
     elif key == "healthy":
         low, high = value
         yield f"{'-inf' if low is None else low} … {'inf' if high is None else high}"
+    elif key == "bounds":
+        yield from (f"{bound} = {number}" for bound, number in value.items())
     elif key == "variants":
         yield from (
             f"{name}{colon}{'  '.join(f'{axis}={at}' for axis, at in placed.items())}" for name, placed in value.items()
@@ -266,7 +274,8 @@ def _form_text(form: Mapping[str, Any]) -> str:
 
 def _spelt(word: str) -> str:
     """A known word that differs in case, `-` and `_` only, where there is one."""
-    return next((known for known in _words() if folded(known) == folded(word)), word)
+    asked = folded(word).replace(" ", "_")
+    return next((known for known in _words() if folded(known).replace(" ", "_") == asked), word)
 
 
 def _words() -> list[str]:
@@ -282,4 +291,4 @@ def _words() -> list[str]:
         *explain_headers.words(),
         explain_sequence.NAME,
     )
-    return [*tensors(), *stages(), *SYMBOLS, *KINDS, *metrics(), *more]
+    return [*tensors(), *stages(), *SYMBOLS, *KINDS, *metrics(), *(title for title, *_ in WATCHED), *more]

@@ -1,5 +1,6 @@
 """How a job is cut: the mesh and its axes, a cut of the batch beside a cut of sequences, and the schemes under every name."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -65,6 +66,9 @@ LABELS_ZH = {
 TITLES = (("batch cut", "切 batch"), ("sequence cut", "切序列"))
 CUT_NAMES = ("batch_cut", "sequence_cut")
 COMPARISON = "batch-vs-sequence"
+HEADING = re.compile(
+    rf" (?:{'|'.join(AXES)}) \d+(?: \*)?$"
+)  # what a heading says behind the scheme: axis, degree, * where it is not used
 
 
 def facts(word: str, lang: Language) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -79,7 +83,8 @@ def facts(word: str, lang: Language) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def schemes_of(word: str) -> list[Scheme]:
-    """The schemes that a word means."""
+    """The schemes that a word means, by a name or as a heading has them (`CP ring cp 2 *`)."""
+    word = HEADING.sub("", word)
     return [one for one in schemes() if _spelt(word) in map(_spelt, (one.name, one.title, *NAMES[one.name]))]
 
 

@@ -1,5 +1,6 @@
-"""Words of shards and of recordings that are neither tensor nor stage: who has what, who waits for whom."""
+"""Words that are neither tensor nor stage: who has what, who waits for whom, and what the tables and the page speak of."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,15 +60,69 @@ WORDS: dict[str, tuple[tuple[str, ...], str, str, tuple[str, ...]]] = {
         "谁在等谁的视图：每个开始而未结束的集合通信、每个对端一行；它是否已到（`is_there`），没到的话在哪里。正常结束的运行没有任何行。",
         ("sql RUN 'select * from waiting'",),
     ),
+    "passport": (
+        ("passports",),
+        "All that is known of one sample, hop by hop: which stages it went through, its part of every tensor that they read and wrote, "
+        "what was learnt of it there, then its tokens one by one, and its group beside it. Tokens need record.level=tokens.",
+        "一个样本的全部已知信息，逐站列出：经过哪些阶段、各阶段读写的张量中属于它的部分、在那里得知了什么，随后是逐个 token 及同组样本。"
+        "token 需要 record.level=tokens。",
+        ("sample RUN ID", "the page: Sample"),
+    ),
+    "watched": (
+        ("watched step", "sampled step", "ops every"),
+        "A step in which every operator was watched: step 0 and every record.ops_every-th (50; 0: none). Only of these are memory by kind, "
+        "peaks of live tensors, and births and deaths of storages known; the others have the allocator's readings at their boundaries.",
+        "逐算子观察的一步：第 0 步与每 record.ops_every 步（50；0 为从不）。只有这些步才知道按种类的显存、存活张量的峰值以及存储的产生与释放；"
+        "其余各步只有边界处的分配器读数。",
+        ("show RUN memory", "show RUN lifetimes"),
+    ),
+    "heat": (
+        ("heat map", "heatmap"),
+        "On the page, in the view of the mesh: one square a rank and step, the darker the longer that rank took, or waited, or the more "
+        "tokens it had. A dark row is a slow rank, a dark column a slow step.",
+        "页面 mesh 视图中的热力图：每个 rank 每一步一格，耗时、等待或 token 越多颜色越深。整行深色是慢 rank，整列深色是慢的一步。",
+        ("show RUN --html FILE, view Mesh", "show RUN balance"),
+    ),
+    "e0": (
+        ("m0", "µ0"),
+        "Where a sample was trained on: `e0 m1 µ2` is epoch 0, mini-batch 1 (one optimizer step each), micro-batch 2 (one forward and backward "
+        "each), all counted from 0. `+3`: three more slices of it.",
+        "样本在何处参与训练：`e0 m1 µ2` 即 epoch 0、mini-batch 1（各做一次优化器更新）、micro-batch 2（各做一次前反向），均从 0 计数。"
+        "`+3`：还有三个切片。",
+        ("show RUN samples", "sample RUN ID"),
+    ),
+    "law": (
+        ("laws",),
+        "What must hold of any run, whatever its configuration: shapes and tokens are conserved, masks nest, lifetimes close, memory adds "
+        "up, and the identities of a first step hold. Asked when a run ends; one that lacks its rows is skipped and says what it needs.",
+        "任何配置的运行都必须满足的：形状与 token 守恒、掩码嵌套、生命周期闭合、显存相加一致、第一步的恒等式成立。运行结束时检查；"
+        "缺少数据的定律标为 skipped 并说明所需。",
+        ("show RUN findings", "shapes_conserved", "tokens_conserved", "masks_nest", "lifetimes_close", "memory_adds_up", "identities"),
+    ),
+    "finding": (
+        ("findings", "alarm", "alarms", "check", "checks"),
+        "One row for whatever was found out: a law, a check, an alarm, a rule of a plan, a crash. It has a verdict, a sentence, its evidence, "
+        "and what to look at next. `flowledger explain ID` says what an id means.",
+        "任何结论都是一行：定律、检查、告警、规划的规则、崩溃。每行有判定、一句话、依据与下一步。`flowledger explain ID` 说明编号的含义。",
+        ("show RUN findings", "diagnose RUN"),
+    ),
+    "ledger": (
+        ("the ledger", "run directory"),
+        "The directory of a run: a manifest, and tables of spans, tensors, storages, memory, metrics, samples, tokens and findings, which a plan, "
+        "a recording and an import write alike.",
+        "一次运行的目录：清单与各表（时间段、张量、存储、显存、指标、样本、token、发现），规划、记录与导入写法相同。",
+        ("sql RUN 'SHOW TABLES'", "docs/ledger.md"),
+    ),
 }  # fmt: skip
+SLICE = re.compile(r"(?:[emµμu]\d+ ?)+")  # how `trained` is written
 LABELS_ZH = {"look_at": "去看"}
 
 
 def facts(word: str, lang: Language) -> Iterator[tuple[str, dict[str, Any]]]:
     """The definition of a word, by its own name or another, with its sort."""
-    asked = _spelt(word)
+    asked = "e0" if SLICE.fullmatch(word) else _spelt(word)
     for name, (others, english, chinese, places) in WORDS.items():
-        if asked in (name, *others):
+        if asked in (name, *map(_spelt, others)):
             yield "word", {"what": "word", "name": name, "asked": word, "meaning": said(english, chinese, lang), "look_at": list(places)}  # fmt: skip
 
 

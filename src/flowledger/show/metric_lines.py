@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from flowledger.show.columns import Table
-from flowledger.show.words import ABSENT, harmless, human_bytes, human_number, written
+from flowledger.show.words import ABSENT, harmless, human_number, short_exponent, written
 from flowledger.tables.metrics import find
 
 Row = Mapping[str, Any]
@@ -21,6 +21,7 @@ BARS = "▁▂▃▄▅▆▇█"
 LEAST_BARS, MOST_BARS = 8, 24
 LONGEST_NAME = 36  # signs of a metric's name on one line; a longer one goes on in the next
 ROOM = 140  # columns from which on the number of steps and what was recomputed have columns of their own
+SHORT = 9  # signs of a number in a table of many steps
 LEAST_ROOM = 90  # columns below which the extremes are left out
 NAMED = 5  # metrics that are named beneath the table
 
@@ -46,7 +47,7 @@ def _step(series: Mapping[str, Sequence[Row]], screen: Console) -> None:
         known = find(name)
         healthy = "" if known is None or known.healthy is None else " … ".join(map(human_number, known.healthy))
         grid.add_row(
-            Text(harmless(name), overflow="fold"), row["special"] or written(_number(row), "number"), _again([row]),
+            Text(harmless(name), overflow="fold"), row["special"] or _written(name, _number(row)), _again([row]),
             known.unit if known else "", healthy, Text("!" if _is_out(row) else "", style="yellow"),
         )  # fmt: skip
     screen.print(grid)
@@ -83,7 +84,7 @@ def _course(series: Mapping[str, Sequence[Row]], steps: int, screen: Console) ->
 
 def _line(rows: Sequence[Row], steps: int, *, wide: bool) -> list[str]:
     """The cells of a metric behind its name; that of the trend is filled in when its width is known."""
-    write = human_number if wide else partial(_short, unit=known.unit if (known := find(rows[0]["name"])) else "")
+    write = partial(_written if wide else _short, rows[0]["name"])
     values = [value for row in rows if (value := _number(row)) is not None]
     ends = [
         row["special"] or (ABSENT if (value := _number(row)) is None else write(value)) for row in (rows[0], rows[-1])
@@ -97,9 +98,16 @@ def _line(rows: Sequence[Row], steps: int, *, wide: bool) -> list[str]:
     return [*([str(len(rows)), again] if wide else []), *ends, *extremes, "", "; ".join(filter(None, notes))]
 
 
-def _short(value: float, *, unit: str) -> str:
+def _written(name: str, value: float | None) -> str:
+    """As its unit is written: bytes with their prefix."""
+    known = find(name)
+    return written(value, "bytes" if known is not None and known.unit == "bytes" else "number")
+
+
+def _short(name: str, value: float) -> str:
     """In nine signs at most: bytes with their prefix, other numbers with three digits."""
-    return human_bytes(value) if unit == "bytes" else written(float(f"{value:.3g}"), "number")
+    text = _written(name, float(f"{value:.3g}"))
+    return text if len(text) <= SHORT else short_exponent(f"{value:.2e}")
 
 
 def _left(rows: Sequence[Row]) -> str:
@@ -136,9 +144,9 @@ def _again(rows: Sequence[Row]) -> str:
     if made is None or (told is None and not row["special"]):
         return ABSENT if made is None else "only"
     if row.get("differs"):
-        return f"≠ {written(made, 'number')}"
+        return f"≠ {_written(row['name'], made)}"
     near = told is None or abs(told - made) <= 1e-4 * max(1.0, abs(made))
-    return "=" if near else written(made, "number")
+    return "=" if near else _written(row["name"], made)
 
 
 def _number(row: Row) -> float | None:

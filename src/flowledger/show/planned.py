@@ -32,7 +32,7 @@ TABLES = ("chain", "checks", "memory", "shapes", "lifetimes")
 DEFAULT = ("chain", "checks", "memory")
 
 CHAIN = (
-    Column("quantity"), Column("value", form="number"), Column("unit"), Column("key"), Column("arithmetic"),
+    Column("quantity"), Column("value", form="setting"), Column("unit"), Column("key"), Column("arithmetic"),
     Column("source", wide=True), Column("note", wide=True),
 )  # fmt: skip
 CHECKS = (

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 ABSENT = "·"
+COUNTED = 1e15  # from here on nobody reads the digits of a number one by one
 # What the database says of numbers that it cannot add up, and the same in words, English and Chinese.
 TOO_LARGE = re.compile(r"^(\w+: )?(Out of Range|Conversion) Error")
 SAID_TOO_LARGE = ("a number in its rows is too large", "其数据行中有过大的数值")
@@ -26,11 +27,19 @@ def human_count(value: float) -> str:
 
 
 def human_number(value: float) -> str:
-    """Four significant digits, without an exponent where that is short."""
+    """Four significant digits, thousands apart: 0.3142, 1,986, 68,612,102,554; with an exponent what is tiny or beyond counting."""
     if not math.isfinite(value):
         return str(value)
     value += 0.0  # of -0 makes 0
-    return f"{value:.0f}" if value == int(value) and abs(value) < 1e6 else f"{value:.4g}"
+    if abs(value) >= COUNTED or 0 < abs(value) < 1e-4:
+        return short_exponent(f"{value:.3e}")
+    return human_count(value) if value == int(value) or abs(value) >= 9999.5 else f"{value:,.4g}"
+
+
+def short_exponent(text: str) -> str:
+    """`6.860e+10` as `6.86e10`."""
+    digits, sign, exponent = text.partition("e")
+    return f"{digits.rstrip('0').rstrip('.')}e{int(exponent)}" if sign else text
 
 
 def human_seconds(value: float) -> str:
@@ -74,6 +83,7 @@ FORMS: dict[str, Callable[[Any], str]] = {
     "bytes": human_bytes,
     "count": human_count,
     "number": human_number,
+    "setting": lambda value: f"{value:.10g}",
     "percent": lambda value: f"{value:.0%}" if abs(value) >= 0.0995 or value == 0 else f"{value:.1%}",
     "seconds": human_seconds,
     "milliseconds": lambda value: human_seconds(value / 1e3),
@@ -82,7 +92,7 @@ FORMS: dict[str, Callable[[Any], str]] = {
     "trained": human_trained,
     "map": human_map,
 }
-NUMERIC = frozenset({"bytes", "count", "number", "percent", "seconds", "milliseconds"})
+NUMERIC = frozenset({"bytes", "count", "number", "setting", "percent", "seconds", "milliseconds"})
 
 
 def written(value: Any, form: str) -> str:

@@ -15,19 +15,20 @@ export function bytes(value) {
 }
 
 export function count(value) {
-  return Math.round(value).toLocaleString("en-US");
+  return (Math.round(value) + 0).toLocaleString("en-US");  // of -0 makes 0
 }
 
-// Four significant digits, without an exponent where that is short.
+const COUNTED = 1e15; // from here on nobody reads the digits of a number one by one
+
+// Four significant digits, thousands apart; with an exponent what is tiny or beyond counting.
 export function number(value) {
-  if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value + 0);
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-4 || size >= 1e4)) {
+  if (size >= COUNTED || (size !== 0 && size < 1e-4)) {
     const [digits, power] = value.toExponential(3).split("e");
-    const short = digits.includes(".") ? digits.replace(/\.?0+$/, "") : digits;
-    return `${short}e${power[0]}${power.slice(1).padStart(2, "0")}`;
+    return `${digits.replace(/\.?0+$/, "")}e${Number(power)}`;
   }
-  return String(Number(value.toPrecision(4)));
+  if (Number.isInteger(value) || size >= 9999.5) return count(value);
+  return Number(value.toPrecision(4)).toLocaleString("en-US", { maximumFractionDigits: 20 });
 }
 
 export function percent(value) {
