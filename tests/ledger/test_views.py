@@ -11,6 +11,7 @@ from flowledger.ledger.manifest import Manifest
 from flowledger.ledger.reader import Ledger
 from flowledger.ledger.rows import FindingRow, MemoryRow, MetricRow, Row, SampleRow, SpanRow, StorageRow, TensorRow
 from flowledger.ledger.writer import Writer
+from tests.diagnose import sick
 from tests.diagnose.ranks import book
 from tests.ledger.synthetic import KINDS, MS, RESPONSE_LENGTHS, STAGE_MS, slow_run, synthetic_run
 
@@ -324,9 +325,31 @@ def test_a_stage_of_several_ranks_names_the_slowest_and_its_waiting(ledger: Ledg
     with Ledger(slow_run(tmp_path / "slow")) as several:
         rows = several.rows("FROM stages")
     assert [(r["stage"], r["seconds"], r["slowest_rank"], r["waited_seconds"]) for r in rows] == [
-        ("reward", 21.0, 1, None), ("filter", 20.5, 0, 20.0), ("update_actor", 8.25, 1, 0.0),
+        ("reward", 21.0, 1, None), ("filter", 20.5, 1, 0.0), ("update_actor", 8.25, 1, 0.0),
     ]  # fmt: skip
     assert {row["slowest_rank"] for row in ledger.rows("FROM stages")} == {None}  # one process: nothing to name
+
+
+# Rank -> the seconds at which it begins the stage and comes to the collective in which all meet; all are done at 8.
+EQUAL = {
+    "equals": ([(0, 8)] * 3, (0, 0.0)),
+    "who waited less": ([(0, 4), (4, 8), (2, 6)], (1, 0.0)),
+    "who worked longest": ([(0, 2), (5, 8), (6, 8)], (1, 0.0)),
+}
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_the_slowest_rank_worked_longest_and_of_equals_waited_less_and_is_the_lowest(name: str, tmp_path: Path) -> None:
+    times, found = EQUAL[name]
+    meets = {"stage": "reward", "span_kind": "comm", "comm_type": "all_reduce", "peer_ranks": [0, 1, 2], "step": 0}
+    ranks: list[list[Row]] = [
+        [sick.span(1, "reward", begins, 8, step=0), sick.span(2, "all_reduce", comes, 8, **meets)]
+        for begins, comes in times
+    ]
+    with Ledger(sick.run(tmp_path / "run", ranks)) as several:
+        (row,) = several.rows("FROM stages")
+    assert (row["slowest_rank"], row["waited_seconds"]) == found
+    assert row["seconds"] == 8 - min(begins for begins, _ in times)  # of the stage the longest, whoever it was
 
 
 def stage(number: int, name: str, start_ns: int, end_ns: int) -> SpanRow:

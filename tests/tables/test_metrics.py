@@ -101,6 +101,8 @@ def test_health_is_judged_at_the_edges():
     assert clip.healthy == (0.0, 0.3)
     assert clip.is_healthy(0.3) and not clip.is_healthy(0.31)
     assert not clip.is_healthy(math.nan)
+    assert metric("rollout_gap/pearson").is_healthy(1 + 4e-16)  # by rounding
+    assert not metric("rollout_gap/pearson").is_healthy(1.001)
     assert metric("entropy").is_healthy(1e9)  # open towards infinity
     assert metric("lr").is_healthy(1.0) is None
 

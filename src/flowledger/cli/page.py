@@ -1,6 +1,7 @@
 """What `show RUN --html`, `--png` and `watch RUN --serve` put into a page: the run, the plan beside it, and what is said of them."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from errno import EISDIR
 from pathlib import Path
@@ -14,11 +15,21 @@ if TYPE_CHECKING:
     from flowledger.ledger.reader import Ledger
     from flowledger.show.page.book import Book, Metric
 
-# Views that most questions of a page go through, each after those that it is made of: worked out once.
+# Views that most questions of a page go through, each after those that it is made of: worked out once, two rows of them at a time.
 BENEATH = (
-    "spans_view", "samples_merged", "tokens_merged", "waits", "waited_by_stage", "memory_readings", "own_seconds", "stage_shares",
-    "step_seconds", "step_begins", "stages", "metrics_by_step", "lifetimes", "peaks", "memory_by_stage", "balance_at",
-)  # fmt: skip
+    (
+        "spans_view",
+        "waits",
+        "waited_by_stage",
+        "own_seconds",
+        "stage_shares",
+        "step_seconds",
+        "step_begins",
+        "metrics_by_step",
+    ),
+    ("samples_merged", "tokens_merged", "memory_readings", "peaks", "lifetimes", "shapes"),
+)
+UPON = (("balance_at",), ("stages",))  # of both
 
 
 def write_html(run: Path, out: Path, *, plan: Path | None, lang: str) -> int:
@@ -37,7 +48,8 @@ def write(ledger: "Ledger", out: Path) -> int:
     from flowledger.show.page import vega
 
     vega.begin()
-    return _write(book(ledger, None), out, "en")
+    with ThreadPoolExecutor(1) as aside:
+        return _write(book(ledger, None, aside), out, "en")
 
 
 def write_png(run: Path, folder: Path, *, plan: Path | None, lang: str) -> "list[Path]":
@@ -83,13 +95,13 @@ def book_of(run: Path, plan: Path | None) -> "Iterator[Book]":
     from flowledger.ledger.reader import Ledger
 
     Thread(target=_ahead, daemon=True).start()
-    with Ledger(run) as ledger:
+    with Ledger(run) as ledger, ThreadPoolExecutor(1) as aside:
         if plan is None:
-            yield book(ledger, None)
+            yield book(ledger, None, aside)
             return
         with Ledger(plan) as planned:
             fits(ledger, planned)
-            yield book(ledger, planned)
+            yield book(ledger, planned, aside)
 
 
 def _ahead() -> None:
@@ -100,17 +112,25 @@ def _ahead() -> None:
         import_module(f"flowledger.{name}")
 
 
-def book(ledger: "Ledger", planned: "Ledger | None") -> "Book":
-    """What a page is made of."""
+def settle(ledger: "Ledger") -> None:
+    """Work out what most questions of a page go through."""
+    with ThreadPoolExecutor(len(BENEATH)) as pool:
+        for rows in (BENEATH, UPON):
+            list(pool.map(lambda views: ledger.settle(*views), rows))
+
+
+def book(ledger: "Ledger", planned: "Ledger | None", aside: ThreadPoolExecutor | None = None) -> "Book":
+    """What a page is made of. Where there is a thread `aside`, it makes the metrics while views that show none of them are put together."""
     from flowledger.cli.beside import beside
     from flowledger.cli.in_chinese import with_chinese
-    from flowledger.show.page.book import Book
+    from flowledger.show.page.book import Book, Coming
 
-    ledger.settle(*BENEATH)
+    settle(ledger)
     agreement, said = beside(ledger, planned)
     told = [*findings(ledger), *said, *([] if planned is None else findings(planned))]
+    numbers = metrics(ledger) if aside is None else Coming(aside.submit(metrics, ledger))
     return Book(
-        ledger=ledger, planned=planned, findings=with_chinese(_worst_first(told)), metrics=metrics(ledger), agreement=agreement
+        ledger=ledger, planned=planned, findings=with_chinese(_worst_first(told)), metrics=numbers, agreement=agreement
     )  # fmt: skip
 
 

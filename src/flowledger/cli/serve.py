@@ -54,13 +54,13 @@ class Told:
 
     def __call__(self, ledger: "Ledger", planned: "Ledger | None") -> "Book":
         from flowledger.cli.in_chinese import with_chinese
-        from flowledger.cli.page import BENEATH, book, metrics
+        from flowledger.cli.page import book, metrics, settle
         from flowledger.show.page.book import Book
 
         manifest, before = ledger.directory.manifest, self._run
         self._run = f"{manifest.run} {manifest.created} {ledger.directory.state}"
         if self._run != before and ledger.directory.state == "open":
-            ledger.settle(*BENEATH)
+            settle(ledger)
             self._last = Book(ledger=ledger, findings=with_chinese(ledger.rows("FROM findings_view")))
             self._again_at = 0.0
         elif self._last is None or self._run != before or time.monotonic() > self._again_at:
@@ -68,7 +68,7 @@ class Told:
             self._last = book(ledger, planned)
             self._again_at = time.monotonic() + PATIENCE * (time.monotonic() - began)
             return self._last
-        ledger.settle(*BENEATH)
+        settle(ledger)
         return Book(
             ledger=ledger, planned=planned, findings=self._last.findings, metrics=metrics(ledger), agreement=self._last.agreement
         )  # fmt: skip

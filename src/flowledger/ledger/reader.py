@@ -157,22 +157,24 @@ class Ledger:
             )
 
     def settle(self, *views: str) -> None:
-        """Work views (or `balance_at`) out once, in this order, where they are asked for again and again: their rows cannot change any more."""
+        """Work views (or `balance_at`) out once, in this order, where they are asked for again and again: their rows cannot change any more.
+
+        Threads may settle different ones at the same time.
+        """
+        database = self._cursor()
         for view in views:
             if f"settled {view}" in self.worked_out:
                 continue
             self.worked_out[f"settled {view}"] = True
             macro, settled = view.endswith("_at"), f"{view}_settled"
             try:
-                self._connection.execute(f"CREATE TABLE {settled} AS FROM {view}{'(NULL)' if macro else ''}")
+                database.execute(f"CREATE TABLE {settled} AS FROM {view}{'(NULL)' if macro else ''}")
             except duckdb.Error:  # numbers that no view can add up: who asks it is told
                 continue
             if macro:
-                self._connection.execute(_of_steps(view, settled))
+                database.execute(_of_steps(view, settled))
             else:
-                self._connection.execute(
-                    f"ALTER VIEW {view} RENAME TO {view}_unsettled; CREATE VIEW {view} AS FROM {settled}"
-                )
+                database.execute(f"ALTER VIEW {view} RENAME TO {view}_unsettled; CREATE VIEW {view} AS FROM {settled}")
 
     def stand_in(self, view: str, rows: Sequence[Mapping[str, Any]], steps: Collection[int | None] = ()) -> None:
         """Let a view (or `balance_at`) have these rows of what was recorded, made elsewhere of more than is here.

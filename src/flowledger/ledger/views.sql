@@ -178,8 +178,9 @@ spent AS (  -- a process that records no steps of its own is there for those of 
 SELECT run, source, step, role, stage, sum(own_seconds.seconds) / nullif(any_value(spent.seconds), 0) AS share
 FROM own_seconds JOIN spent USING (run, source, step) GROUP BY run, source, step, role, stage;
 
--- Of several ranks the slowest counts, by name, and beside its time how much of that it waited for others. Tokens stand at the
--- span that knows them: the stage's own, else the sum over the spans inside it.
+-- Of several ranks the longest time counts. The slowest, by name and with what it waited, is the one that worked longest: its time
+-- less its waits; of equals who waited less, then the lowest rank. Tokens stand at the span that knows them: the stage's own, else
+-- the sum over the spans inside it.
 CREATE VIEW stages AS
 WITH per_process AS (
     SELECT run, source, process, any_value(rank) AS rank, step, role, stage,
@@ -193,7 +194,9 @@ WITH per_process AS (
     GROUP BY run, source, process, step, role, stage),
 merged AS (
     SELECT run, source, step, role, stage, max(seconds) AS seconds, max(calls) AS calls, max(open_calls) AS open_calls,
-        CASE WHEN count(DISTINCT rank) > 1 THEN arg_max({'rank': rank, 'waited': waited_seconds}, seconds) END AS slowest,
+        CASE WHEN count(DISTINCT rank) > 1 THEN arg_max({'rank': rank, 'waited': waited_seconds},
+            row(seconds - coalesce(waited_seconds, 0), -coalesce(waited_seconds, 0), -rank)) FILTER (seconds IS NOT NULL AND rank IS NOT NULL)
+        END AS slowest,
         (sum(tokens_logical) FILTER (counts))::BIGINT AS tokens_logical, (sum(tokens_valid) FILTER (counts))::BIGINT AS tokens_valid,
         (sum(tokens_computed) FILTER (counts))::BIGINT AS tokens_computed
     FROM (SELECT per_process.*, waited_seconds, coalesce(stage_mesh = 'rollout', false) OR source = 'plan' OR process NOT IN (SELECT process FROM processes)
@@ -281,7 +284,7 @@ ORDER BY step, flow_stages.position NULLS LAST, phase IS NULL, phase_position(ph
 
 -- The peak of each step: where live tensors were watched, their fullest moment; else the fullest reading of the allocator.
 CREATE VIEW peaks AS
-SELECT * EXCLUDE (t_ns, peak_since_stage), CASE WHEN instant = 'peak' THEN coalesce(allocated, known) ELSE allocated END AS peak
+SELECT * EXCLUDE (peak_since_stage), CASE WHEN instant = 'peak' THEN coalesce(allocated, known) ELSE allocated END AS peak
 FROM memory_readings WHERE CASE WHEN instant = 'peak' THEN coalesce(allocated, known) ELSE allocated END IS NOT NULL
 QUALIFY row_number() OVER (PARTITION BY run, source, process, step
     ORDER BY instant = 'peak' DESC, peak DESC, known DESC NULLS LAST, t_ns) = 1
@@ -468,7 +471,7 @@ WITH mine AS (
     SELECT DISTINCT run, source, process, rank, step, coalesce(stage, 'update_actor'), sample_id FROM samples WHERE len(trained) > 0
     UNION ALL  -- a critic learns from every sample of its rank that has an advantage
     SELECT DISTINCT run, source, process, rank, step, 'update_critic', sample_id FROM samples
-    WHERE advantage IS NOT NULL AND sample_id NOT IN (SELECT sample_id FROM samples WHERE dropped_reason IS NOT NULL)),
+    WHERE source IN (SELECT source FROM spans WHERE stage = 'update_critic') AND advantage IS NOT NULL AND sample_id NOT IN (SELECT sample_id FROM samples WHERE dropped_reason IS NOT NULL)),
 work AS (
     SELECT mine.run, mine.source, process, mine.rank, mine.step, mine.stage, count(*) AS samples,
         sum(prompt_length + response_length)::BIGINT AS tokens, TRY_CAST(sum((prompt_length + response_length)::DOUBLE ** 2) AS BIGINT) AS length_squares,
@@ -578,4 +581,4 @@ WITH found AS (
         NULL, NULL, NULL, 'compare the mask and the tensor where they are made', 1.0
     FROM shapes WHERE mask_fits = false)
 SELECT * FROM found
-ORDER BY list_position(['fail', 'warn', 'skipped', 'pass'], verdict), "order", position, id, step;
+ORDER BY list_position(['fail', 'warn', 'pass', 'skipped'], verdict), "order", position, id, step;

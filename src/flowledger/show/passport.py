@@ -1,6 +1,6 @@
 """The passport of one sample: every stage it went through as a hop, its tokens, and its group beside it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,13 +67,21 @@ class Passport:
     notes: tuple[str, ...]
 
 
-def passport(ledger: Ledger, sample_id: str) -> Passport:
-    """The passport of a sample. Raises BadInput for an id that the run does not have, with those it has."""
-    attempts = ledger.rows("FROM samples_merged WHERE sample_id = ? AND source <> 'plan' ORDER BY attempt", [sample_id])
+def passport(ledger: Ledger, sample_id: str, listed: Sequence[str] = ()) -> Passport:
+    """The passport of a sample. Raises BadInput for an id that the run does not have, with those it has.
+
+    `listed`: the samples that are asked about together; a ledger that answers each question once is then asked less.
+    """
+    asked = [list(listed) if sample_id in listed else [sample_id]]
+
+    def own(sql: str) -> Rows:
+        return [row for row in ledger.rows(sql, asked) if row["sample_id"] == sample_id]
+
+    attempts = own("FROM samples_merged WHERE sample_id IN (SELECT unnest(?)) AND source <> 'plan' ORDER BY attempt")
     if not attempts:
         raise BadInput(_unknown(ledger, sample_id))
     sample = attempts[-1]
-    tokens = ledger.rows("FROM tokens_merged WHERE sample_id = ? ORDER BY position", [sample_id])
+    tokens = own("FROM tokens_merged WHERE sample_id IN (SELECT unnest(?)) ORDER BY position")
     group = ledger.rows("FROM samples_merged WHERE group_id = ? AND step IS NOT DISTINCT FROM ? AND source <> 'plan'",
                         [sample["group_id"], sample["step"]])  # fmt: skip
     return Passport(sample, _hops(ledger, sample), tokens, group, _notes(ledger, sample, tokens, len(attempts)))
@@ -183,7 +191,12 @@ def _unknown(ledger: Ledger, sample_id: str) -> str:
     ]
     if not known:
         level = ledger.directory.manifest.level
-        return f"run {ledger.run} has no samples (level {level!r}); sample needs level tensors or tokens"
+        why = (
+            "sample needs level tensors or tokens"
+            if level not in ("tensors", "tokens")
+            else "none was told to the recorder"
+        )
+        return f"run {ledger.run} has no samples (level {level!r}): {why}"
     numbers = sorted(int(name) for name in known if name.isdecimal())
     spread = f"it has {numbers[0]} to {numbers[-1]}" if len(numbers) == len(known) else f"it has {len(known)} others"
     return f"run {ledger.run} has no sample {sample_id!r}; {spread}"

@@ -4,6 +4,7 @@ A foreign metric is an alias of one of these (`metric_names.toml`) or stays raw.
 in angle brackets stands for any one word.
 """
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -15,7 +16,15 @@ from flowledger.flow.errors import BadInput, nearest
 
 LEVELS = ("e2e", "stage", "tensor", "parallel", "stability", "data")
 OVER_RANKS = ("mean", "sum", "count", "max", "min")
+ROUNDING = 1e-9  # of what may be 1 at most 1.0000000000000004 is not too much
 LISTS = ("sources", "mission", "told_by")  # columns that hold several
+
+
+def lies_within(bounds: tuple[float | None, float | None], value: float) -> bool:
+    """Whether a number lies between bounds, both inclusive, where None bounds nothing; but for rounding. NaN lies nowhere."""
+    low, high = bounds
+    slack = ROUNDING * max(1.0, abs(value)) if math.isfinite(value) else 0.0
+    return not math.isnan(value) and (low is None or value >= low - slack) and (high is None or value <= high + slack)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +46,7 @@ class Metric:
 
     def is_healthy(self, value: float) -> bool | None:
         """Whether a value lies in the healthy range; None when the metric has none. NaN is never healthy."""
-        return None if self.healthy is None else self.healthy[0] <= value <= self.healthy[1]
+        return None if self.healthy is None else lies_within(self.healthy, value)
 
     def matches(self, name: str) -> bool:
         """Whether a metric's name is this one, or an instance of this pattern."""

@@ -1,11 +1,13 @@
 """What a page is made of: a run, a plan, or the two side by side, and what was said of them."""
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from flowledger.ledger.reader import Ledger, Params
 
+T = TypeVar("T")
 Rows = list[dict[str, Any]]
 SOURCES = ("plan", "record", "import")
 Text = dict[str, str]  # language -> the sentence
@@ -29,6 +31,19 @@ class Metric:
     recomputed: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Coming(Sequence[T]):
+    """A list that is still being made, elsewhere. Who looks into it waits."""
+
+    made: Future[Sequence[T]]
+
+    def __len__(self) -> int:
+        return len(self.made.result())
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.made.result()[at]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Book:
     """`ledger`: the run, or the plan where there is no run. `planned`: the plan beside a run.
@@ -49,6 +64,13 @@ class Book:
 
     def sources(self) -> set[str]:
         """plan, record, import: of which there are rows."""
+        known = self.ledger.worked_out
+        if self.ledger.changes or "page, sources" not in known:
+            known["page, sources"] = self._sources()
+        found: set[str] = known["page, sources"]
+        return found
+
+    def _sources(self) -> set[str]:
         tables = ("spans", "tensors", "memory", "metrics", "samples")
         of_each = (
             f"SELECT '{source}' AS source WHERE EXISTS (FROM {table} WHERE source = '{source}')"

@@ -71,7 +71,7 @@ def columns(book: Book, step: int | None, uses: Rows, fates: Rows) -> Columns:
 
 def recorded_shapes(book: Book, step: int | None) -> Rows:
     """The rows of `shapes_at(step)` as they were recorded; read once, for two views of the page are made of them."""
-    asked = f"FROM shapes_at({'NULL' if step is None else int(step)})"
+    asked = "FROM shapes" if step is None else f"FROM shapes_at({int(step)})"
     return kept(book, asked, lambda: book.seen(asked))
 
 
@@ -85,12 +85,12 @@ def place(row: Mapping[str, Any]) -> str | None:
     return row["stage"] if row["phase"] is None or row["stage"] is None else f"{row['stage']}/{row['phase']}"
 
 
+FLOWING = "SELECT source, step, count(DISTINCT tensor_name) AS names, sum(bytes) AS bytes FROM tensors WHERE step IS NOT NULL GROUP BY ALL ORDER BY step"
+
+
 def steps(book: Book) -> Sequence[int]:
     """The steps that a file holds: the one in which most tensors flow and the largest, then the first and the last."""
-    found = book.seen(
-        "SELECT source, step, count(DISTINCT tensor_name) AS names, sum(bytes) AS bytes FROM tensors WHERE step IS NOT NULL "
-        "GROUP BY ALL ORDER BY step"
-    )
+    found = kept(book, "steps of tensors", lambda: book.seen(FLOWING))
     if not found:
         return []
     richest = max(found, key=lambda row: (row["names"], row["bytes"] or 0))

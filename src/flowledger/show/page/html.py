@@ -2,14 +2,14 @@
 
 import base64
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
+import msgspec
+
 from flowledger.show.page import vega
 from flowledger.show.page.script import inline, script, source
-from flowledger.show.plain import clean
 
 SHELL = """<!DOCTYPE html>
 <html lang="{lang}">
@@ -55,8 +55,12 @@ def policy(style: str, scripts: Sequence[str], *, live: bool) -> str:
 
 def as_data(document: Mapping[str, Any]) -> str:
     """JSON that may stand in HTML: no string in it can end its element or begin a comment."""
-    text = json.dumps(clean(document), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = msgspec.json.encode(document, enc_hook=_plain).decode()  # NaN and infinity as null
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
+def _plain(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else str(value)
 
 
 def _hash(text: str) -> str:

@@ -37,6 +37,12 @@ def _among(book: Book) -> Among:
     return Among(known, steps(known), ranks(book, known)) if known else Among([], [], {})
 
 
+def tops(book: Book) -> Rows:
+    """The peaks of the steps and ranks that a file holds."""
+    found = among(book)
+    return [row for row in found.peaks if row["step"] in found.steps and row["rank"] in found.ranks]
+
+
 def size(row: Row) -> int:
     return int(row["peak"] or row["device_used"] or 0)
 

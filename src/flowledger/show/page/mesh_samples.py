@@ -59,7 +59,7 @@ def _stops(book: Book, samples: Iterable[str]) -> dict[tuple[str, int], list[dic
         "SELECT sample_id, attempt, stage, list(DISTINCT rank ORDER BY rank) FILTER (rank IS NOT NULL) AS ranks, "
         "flatten(list(trained ORDER BY rank, seq) FILTER (trained IS NOT NULL)) AS trained "
         "FROM samples LEFT JOIN flow_stages USING (stage) "
-        "WHERE source <> 'plan' AND stage IS NOT NULL AND list_contains(?, sample_id) "
+        "WHERE source <> 'plan' AND stage IS NOT NULL AND sample_id IN (SELECT unnest(?)) "
         "GROUP BY sample_id, attempt, stage ORDER BY min(position) NULLS LAST, stage",
         [list(samples)],
     )

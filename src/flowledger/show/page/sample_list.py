@@ -6,6 +6,7 @@ from typing import Any
 from flowledger.show.page.book import Book, Rows
 
 MOST = 400  # samples in the list
+TELLING = 64  # samples that are worth a look
 
 COLUMNS = (
     "sample_id",
@@ -30,36 +31,39 @@ SELECT *, max(tokens > 0 AND advantage IS NOT NULL AND dropped_reason IS NULL) O
     max(abs(coalesce(advantage, 0))) OVER same AS spread, min(dropped_reason IS NULL) OVER same AS is_whole
 FROM last WINDOW same AS (PARTITION BY step, group_id)
 """
-# Samples with tokens come first; of these the group whose advantages are widest, then those of the last and the first step.
-TELLING = f"""
+# `telling`: its place among those worth a look. Samples with tokens come first; of these the group whose advantages are widest, then
+# those of the last and the first step. `listed`: its place in the list, where samples with tokens, dropped ones and the extremes come first.
+PLACED = f"""
 WITH found AS ({SAMPLES}),
 ranked AS (
-    SELECT *, row_number() OVER (ORDER BY tokens = 0, abs(coalesce(advantage, 0)) DESC, sample_id) AS best FROM found),
+    SELECT *, count(*) OVER () AS n, row_number() OVER (ORDER BY tokens = 0, abs(coalesce(advantage, 0)) DESC, sample_id) AS best,
+        row_number() OVER (ORDER BY tokens = 0, dropped_reason IS NULL, abs(coalesce(advantage, 0)) DESC, sample_id) AS listed FROM found),
 groups AS (
     SELECT step, group_id, row_number() OVER (ORDER BY bool_or(best = 1) DESC, NOT bool_or(tokens > 0), step DESC, min(best)) AS place
-    FROM ranked GROUP BY step, group_id)
-SELECT ranked.sample_id, ranked.tokens FROM ranked JOIN groups
-    ON groups.step IS NOT DISTINCT FROM ranked.step AND groups.group_id IS NOT DISTINCT FROM ranked.group_id
-ORDER BY best <> 1, place, TRY_CAST(ranked.sample_id AS BIGINT), ranked.sample_id LIMIT 64
+    FROM ranked GROUP BY step, group_id),
+placed AS (
+    SELECT ranked.*, row_number() OVER (ORDER BY best <> 1, place, TRY_CAST(sample_id AS BIGINT), sample_id) AS telling
+    FROM ranked JOIN groups ON groups.step IS NOT DISTINCT FROM ranked.step AND groups.group_id IS NOT DISTINCT FROM ranked.group_id)
+SELECT {", ".join(COLUMNS)}, n, telling, listed FROM placed WHERE telling <= {TELLING} OR listed <= {MOST}
+ORDER BY step, TRY_CAST(sample_id AS BIGINT), sample_id
 """
 
 
 def telling(book: Book) -> Rows:
-    """(sample_id, tokens) of samples, the most telling first: the one that `report` shows, its group, then other groups."""
-    return book.ledger.rows(TELLING)
+    """Samples, the most telling first: the one that `report` shows, its group, then other groups."""
+    worth = [row for row in book.ledger.rows(PLACED) if row["telling"] <= TELLING]
+    return sorted(worth, key=lambda row: int(row["telling"]))
 
 
 def listed(book: Book, held: Sequence[str]) -> dict[str, Any]:
     """`rows` of COLUMNS, those that are `held` first; `all`: how many there are. Of many: with tokens, dropped, and the extremes."""
-    rows = book.ledger.rows(
-        f"WITH found AS ({SAMPLES}), counted AS (SELECT *, count(*) OVER () AS n, list_contains(?, sample_id) AS is_held, row_number() OVER ("
-        "ORDER BY list_contains(?, sample_id) DESC, tokens = 0, dropped_reason IS NULL, abs(coalesce(advantage, 0)) DESC, sample_id) AS best FROM found) "
-        f"SELECT {', '.join(COLUMNS)}, n FROM counted WHERE best <= {MOST} "
-        "ORDER BY is_held DESC, step, TRY_CAST(sample_id AS BIGINT), sample_id",
-        [list(held), list(held)],
-    )
+    rows = book.ledger.rows(PLACED)
+    kept = [row for row in rows if row["sample_id"] in held]
+    others = sorted((row for row in rows if row["sample_id"] not in held), key=lambda row: int(row["listed"]))
+    last = others[: MOST - len(kept)][-1:]  # of the others that are shown, in the order of the list
+    shown = kept + [row for row in rows if row["sample_id"] not in held and last and row["listed"] <= last[0]["listed"]]
     return {
         "names": list(COLUMNS),
-        "rows": [[row[name] for name in COLUMNS] for row in rows],
+        "rows": [[row[name] for name in COLUMNS] for row in shown],
         "all": rows[0]["n"] if rows else 0,
     }
