@@ -12,7 +12,7 @@ class Column:
 
     name: str
     title: str = ""
-    form: str = "text"  # text, shape, bytes, count, number, percent, seconds, milliseconds, flag
+    form: str = "text"  # a row of `words.FORMS`, or text
     wide: bool = False  # only with --wide (JSON and CSV always have it)
     sparse: bool = False  # takes no room in a terminal where no row has it
 

@@ -12,7 +12,7 @@ from flowledger.show.columns import Column, Table
 ROOMY = 150  # from this width on, long sentences stand in the table itself
 WRAPPED = frozenset({
     ("shapes", "logical_shape"), ("shapes", "common_bug"), ("lifetimes", "readers"), ("findings", "message"),
-    ("findings", "next_step"), ("plan_chain", "quantity"), ("plan_chain", "key"), ("plan_chain", "arithmetic"),
+    ("findings", "next_step"), ("findings", "needs"), ("plan_chain", "quantity"), ("plan_chain", "key"), ("plan_chain", "arithmetic"),
     ("plan_checks", "message"), ("plan_checks", "needs"), ("plan_lifetimes", "readers"), ("plan_advice", "key"), ("plan_advice", "costs"),
     ("plan_largest", "what"), ("plan_largest", "key"), ("mesh", "ranks"),
     ("diff_shapes", "told"), ("diff_only_planned", "tensors"), ("diff_only_planned", "why"), ("diff_only_recorded", "tensors"),
@@ -22,7 +22,7 @@ WRAPPED = frozenset({
 NARROW: dict[tuple[str, str], int] = {
     ("shapes", "stage"): 12, ("shapes", "tensor_name"): 18, ("shapes", "logical_shape"): 14, ("shapes", "local_shape"): 9,
     ("shapes", "mask"): 14, ("shapes", "owner_rank"): 7, ("shapes", "lifetime"): 10, ("shapes", "common_bug"): 6,
-    ("memory", "stage"): 13, ("memory", "instant"): 5,
+    ("memory", "stage"): 14, ("memory", "instant"): 5,
     ("lifetimes", "born_at"): 13, ("lifetimes", "tensor_name"): 19, ("lifetimes", "readers"): 14, ("lifetimes", "freed_at"): 14, ("lifetimes", "declared_freed_by"): 12,
     ("lifetimes", "lifetime"): 11, ("plan_chain", "key"): 18,
     ("plan_lifetimes", "born_at"): 12, ("plan_lifetimes", "tensor_name"): 17, ("plan_lifetimes", "readers"): 13,

@@ -11,8 +11,10 @@ from typing import Any
 from flowledger.flow.errors import BadInput, nearest
 from flowledger.flow.stages import stage as known_stage
 from flowledger.ledger.reader import Ledger
+from flowledger.show.allocator import most_reserved
 from flowledger.show.columns import Column, Rows, Table
 from flowledger.show.estimates import estimates
+from flowledger.show.shortage import shortages
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,7 @@ class Spec:
     has_step: bool = True
     has_stage: bool = True
     has_phase: bool = False
+    whole: str = ""  # the same of all steps, where there is a view of that, which may have been worked out
 
 
 LONGEST_WAITS = 3
@@ -42,7 +45,7 @@ _SHORT = {
 # shapes has the eight columns of a shape ledger, log the thirteen fields of a record.
 TABLES: dict[str, Spec] = {
     "shapes": Spec(
-        "SELECT *, stage || coalesce('/' || phase, '') AS place FROM shapes_at({step})",
+        "SELECT *, place(stage, phase) AS place FROM shapes_at({step})",
         (
             Column("stage"), Column("tensor_name", "tensor"), Column("logical_shape", form="shape"),
             Column("local_shape", "local shard shape", "shape"), Column("mask", "mask / broadcast"),
@@ -59,7 +62,7 @@ TABLES: dict[str, Spec] = {
             Column("ranks", form="count", wide=True), Column("accesses", form="count", wide=True),
             Column("common_bug_zh", wide=True),
         ),
-        section="place", has_step=False, has_phase=True,
+        section="place", has_step=False, has_phase=True, whole="SELECT *, place(stage, phase) AS place FROM shapes",
     ),
     "memory": Spec(
         "FROM memory_by_stage",
@@ -147,10 +150,10 @@ TABLES: dict[str, Spec] = {
     "findings": Spec(
         "FROM findings_view",
         (
-            Column("verdict"), Column("id"), Column("message"), Column("next_step"), Column("stage", wide=True),
-            Column("step", form="count", wide=True), Column("severity", wide=True), Column("order", wide=True),
-            Column("position", form="count", wide=True), Column("scope", wide=True), Column("evidence", wide=True),
-            Column("needs", wide=True), Column("fix", form="map", wide=True),
+            Column("verdict"), Column("id"), Column("message"), Column("next_step", sparse=True),
+            Column("needs", sparse=True), Column("stage", wide=True), Column("step", form="count", wide=True),
+            Column("severity", wide=True), Column("order", wide=True), Column("position", form="count", wide=True),
+            Column("scope", wide=True), Column("evidence", wide=True), Column("fix", form="map", wide=True),
             Column("confidence", form="number", wide=True),
         ),
     ),
@@ -241,7 +244,8 @@ def _rank_by_rank(rows: Rows) -> Rows:
 
 
 def _query(spec: Spec, step: int | None, place: tuple[str | None, str | None]) -> tuple[str, list[Any]]:
-    view = spec.view.format(step="NULL" if step is None else int(step))
+    whole = spec.whole if step is None else ""
+    view = whole or spec.view.format(step="NULL" if step is None else int(step))
     conditions = {"step = ?": step if spec.has_step else None, "stage = ?": place[0], "phase = ?": place[1]}
     used = {text: value for text, value in conditions.items() if value is not None}
     where = f" WHERE {' AND '.join(used)}" if used else ""
@@ -269,11 +273,10 @@ def _memory_summary(ledger: Ledger, step: int | None, _stage: str | None) -> dic
     if not peaks:
         return {}
     highest = max(peaks, key=lambda row: (row["instant"] == "peak", row["peak"], row["known"] is not None))
-    readings = ledger.rows(
-        "FROM memory_readings WHERE source <> 'plan' AND allocated IS NOT NULL AND (?::BIGINT IS NULL OR step = ?) "
-        "ORDER BY allocated DESC LIMIT 1",
-        [step, step],
-    )
+    held = "FROM memory_readings WHERE source <> 'plan' AND allocated IS NOT NULL AND (?::BIGINT IS NULL OR step = ?)"
+    most = ledger.rows(
+        f"{held} QUALIFY reserved = max(reserved) OVER () ORDER BY t_ns", [step, step]
+    )  # only these can be the one
     counted = ledger.rows(  # by a device's own counters, which miss nothing between two readings
         "FROM memory_readings WHERE source <> 'plan' AND reserved_peak_since_stage IS NOT NULL AND stage IS NOT NULL "
         "AND (?::BIGINT IS NULL OR step = ?) ORDER BY peak_since_stage DESC, t_ns LIMIT 1",
@@ -282,7 +285,8 @@ def _memory_summary(ledger: Ledger, step: int | None, _stage: str | None) -> dic
     return {
         "peak": highest,
         "counted": counted[0] if counted else None,
-        "allocator": readings[0] if readings else None,
+        "allocator": most_reserved(most),
+        "shortages": shortages(ledger, step),
         "estimates": [] if highest["source"] == "plan" else estimates(ledger, highest, step=step),
     }
 

@@ -13,7 +13,7 @@ from flowledger.flow.rank_classes import count_of
 from flowledger.show import metric_lines
 from flowledger.show.columns import Column, Table
 from flowledger.show.fitting import ROOMY, WRAPPED, fitted, is_cramped, print_whole, widths_of
-from flowledger.show.memory_lines import peak_and_estimates, place
+from flowledger.show.memory_lines import is_shown, peak_and_estimates, place
 from flowledger.show.words import ABSENT, NUMERIC, harmless, human_shape, written
 
 PIPED_WIDTH = 160  # columns where nobody looks: a file, a pipe
@@ -41,9 +41,9 @@ def draw(table: Table, screen: Console, *, wide: bool = False) -> None:
     if table.name == "metrics":
         metric_lines.draw(table, screen)
         return
-    rows = _latest_steps(table)
-    if table.name == "memory" and not wide:  # a stage begins as the one before it ended
-        rows = [row for row in rows if row["instant"] != "begin"]
+    rows = latest = _latest_steps(table)
+    if table.name == "memory" and not wide:
+        rows = [row for row in rows if is_shown(table, row)] or rows
     columns = _columns(table, rows, screen, wide)
     if title := TITLES.get(table.name):
         title(table, screen)
@@ -52,7 +52,7 @@ def draw(table: Table, screen: Console, *, wide: bool = False) -> None:
         print_whole(grid, screen)
     else:
         screen.print(grid)
-    if {row.get("step") for row in rows} != {row.get("step") for row in table.rows}:
+    if {row.get("step") for row in latest} != {row.get("step") for row in table.rows}:
         screen.print(f"earlier steps are left out; --step N shows one, --json all {len(table.rows)} rows", style="dim")
     if len(rows) > MOST_ROWS:
         screen.print(
@@ -304,13 +304,16 @@ def _common_bugs(table: Table, screen: Console, columns: list[Column]) -> None:
 
 
 SHARE = "share: of all ranks' time in the step, the part that the stage had for itself, without stages inside of it"
-WAITED = (
-    "waited: the slowest rank alone, until later ranks came; of all ranks' time the part is the metric bubble/<stage>"
+SLOWEST = (
+    "time: the longest of any rank; slowest rank: who worked longest, its time less what it waited for later ranks"
 )
+WAITED = "waited: the slowest rank alone; of all ranks' time the part is the metric bubble/<stage>"
 
 
 def _shares(table: Table, screen: Console, columns: list[Column]) -> None:
     screen.print(Text(SHARE, style="dim"))
+    if any(row.get("slowest_rank") is not None for row in table.rows):
+        screen.print(Text(SLOWEST, style="dim"))
     if any(row.get("waited_seconds") for row in table.rows):
         screen.print(Text(WAITED, style="dim"))
 

@@ -121,6 +121,18 @@ def test_bars_are_filtered_by_link_and_by_hand(opened: Open, made: Made, by_hand
     assert sorted(page.eval_on_selector_all("#lifetimes .strand", drawn)) == sorted(everything)
 
 
+def test_what_outlives_its_need_is_counted_drawn_and_said_alike(
+    opened: Open, made: Made, by_hand: Path, recorded: Path
+) -> None:
+    for run in (by_hand, recorded):
+        page = opened(made(run), "#lifetimes")
+        many = page.locator("#lifetimes .strands .over.outlives").count()
+        assert f"only those that outlive their need ({many})" in page.locator("#lifetimes .controls").inner_text()
+        legend = page.locator("#lifetimes .legend").text_content()
+        assert ("outlives its need" in legend) is (many > 0) and "still held" not in legend
+        assert "is not counted" in page.locator("#lifetimes .body > .note").inner_text()
+
+
 def test_bars_stand_at_their_times(opened: Open, made: Made, by_hand: Path) -> None:
     page = opened(made(by_hand), "#lifetimes?axis=time", dark=True, lang="zh")
     assert page.locator("#lifetimes input[value=time]").is_checked()

@@ -146,8 +146,8 @@ def test_a_peak_that_was_worked_out_by_hand(tmp_path: Path) -> None:
     assert "Peak: 20K allocated, in update_actor/backward (micro-batch 1)." in said
     assert "optimizer 7.8K (40%)" in said  # 8000 of 20,000 bytes
     assert (
-        "reserved at most 24K, of which 14.6K" in said or "of which 15K (60.0%)" in said
-    )  # 25,000, of which 10,000 at the end of the rollout
+        "reserved at most 24K, of which 4.9K (20.0%)" in said
+    )  # 25,000 throughout; the fullest reading has 20,000 of them
     assert all(set(sentence) == {"en", "zh"} for sentence in peak["says"])
 
 
@@ -207,6 +207,34 @@ def test_a_plan_alone_is_drawn(planned: Path) -> None:
     assert process["peak"]["says"][0]["en"].startswith("Planned peak: ")
     assert data["estimates"] == []
     assert "stages" not in process["charts"]
+
+
+def test_slots_of_a_planned_cache_make_up_its_pool(planned: Path) -> None:
+    """Qwen3-8B: 36 layers, 8 heads of 128 for keys and as many for values, over two ranks, 2 bytes each."""
+    peak = shown(planned)["processes"][0]["peak"]
+    row = next(one for one in peak["tensors"] if one["tensor_name"] == "kv_cache")
+    pool = next(one["bytes"] for one in peak["parts"] if one["kind"] == "kv_cache")
+    slots, _, positions, _ = row["local_shape"]
+    slot = 36 * 2 * 4 * positions * 128 * 2
+    assert (row["layers"], row["each"], row["storages"]) == (36, 2, 72)
+    assert row["bytes"] * row["storages"] == row["total_bytes"] == slots * slot
+    assert 0 <= pool - row["total_bytes"] < slot
+    assert f"{slots} slots of {positions:,} positions" in peak["pool"]["en"] and str(slots) in peak["pool"]["zh"]
+    weights = next(one for one in peak["tensors"] if one["tensor_name"] == "updated_params")
+    assert weights["bytes"] == 2 * weights["local_shape"][0]  # of one and the same layer
+
+
+@pytest.mark.parametrize(
+    ("name", "dims", "many"),
+    [
+        ("kv_cache", "B_slot, K, S_cache, D", 2),
+        ("kv_cache", "L, 2, B_slot, K, S_cache, D", 1),
+        ("params", "P", 1),
+        ("mine", None, 1),
+    ],
+)
+def test_a_layer_has_as_many_of_a_form_as_the_flow_stacks(name: str, dims: str | None, many: int) -> None:
+    assert memory_peak.pieces(name, dims) == many
 
 
 def test_what_was_planned_stands_beside(recorded: Path, planned: Path) -> None:
@@ -300,6 +328,14 @@ def test_residue_that_would_hide_the_rest_has_a_chart_of_its_own(first: Data, tw
     assert process["hides"]
     assert {"kinds", "residue"} <= process["charts"].keys()
     assert not shown(two_ranks)["processes"][0]["hides"]
+
+
+def test_a_peak_of_the_whole_process_is_not_drawn_where_residue_is_left_out() -> None:
+    """It would stretch the axis until nothing else were seen."""
+    rows = [{"known": 3, "allocated": None}, {"known": 5, "allocated": 900, "peak": 900}]
+    assert [row.get("peak") for row in memory_course.drawn(rows, "kinds", hides=True)] == [None, None]
+    assert [row.get("peak") for row in memory_course.drawn(rows, "residue", hides=True)] == [900]
+    assert [row.get("peak") for row in memory_course.drawn([{"known": 5, "peak": 5}], "kinds", hides=True)] == [5]
 
 
 # ---------------------------------------------------------------------------------------------------------------- parts
@@ -449,6 +485,14 @@ def test_a_link_opens_a_stage_with_the_rows_of_show(made: Made, opened: Open, re
     page.locator("#memory figure").first.locator("svg path[aria-label*='place: rollout']").last.dispatch_event("click")
     page.wait_for_url("**stage=rollout**")
     expect(rows.first).to_contain_text("rollout")
+
+
+def test_tensors_without_a_name_say_what_they_are_for(made: Made, opened: Open, recorded: Path) -> None:
+    page = opened(made(recorded), "#memory")
+    found = page.locator(".memory-apart > div").nth(1)
+    unnamed = found.locator("td .absent").all_inner_texts()
+    assert unnamed and set(unnamed) <= {english for english, _ in KINDS.values()}
+    assert "no stage hands on" in found.inner_text()
 
 
 def test_it_speaks_chinese_and_fits_a_phone(made: Made, opened: Open, planned: Path) -> None:

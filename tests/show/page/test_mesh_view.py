@@ -327,6 +327,11 @@ def test_links_restore_what_was_chosen_and_choices_change_the_link(opened: Open,
     page.wait_for_function("document.querySelector('#mesh').textContent.includes('[8, 10]')")
 
 
+def test_one_part_is_said_to_be_one(opened: Open, made: Made, recorded: Path) -> None:
+    page = opened(made(recorded), "#mesh")
+    assert "One part is the whole of" in page.locator("#mesh .mesh-law").inner_text()
+
+
 def test_a_plan_is_drawn_in_chinese_and_dark(opened: Open, made: Made, planned: Path) -> None:
     page = opened(
         made(planned), "#mesh?across=zz&heat=waited&rank=99&sample=zz&stage=zz&tensor=zz&at=zz", dark=True, lang="zh"

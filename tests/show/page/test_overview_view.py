@@ -22,8 +22,8 @@ from flowledger.ledger.reader import Ledger
 from flowledger.ledger.rows import FindingRow, MemoryRow, MetricRow, SpanRow
 from flowledger.ledger.writer import Writer
 from flowledger.show import tables
-from flowledger.show.page import evidence, figures, overview, overview_charts, overview_time, theme
-from flowledger.show.page.book import Book
+from flowledger.show.page import evidence, figures, overview, overview_charts, overview_time, signals, theme
+from flowledger.show.page.book import Book, Metric
 from flowledger.show.page.choice import Choice
 from flowledger.show.report import own_cost as told_cost
 
@@ -248,6 +248,33 @@ def test_a_figure_out_of_its_healthy_range_is_marked(tmp_path: Path) -> None:
     assert shown == {"grad_norm": True, "entropy": False}
 
 
+@pytest.fixture(scope="module")
+def half_well(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in which every check holds, most samples are cut off and a step takes half a second."""
+    told = {"truncation_ratio": 0.75, "eos_ratio": 0.25, "entropy": 0.5, "step_time_s": 0.5}
+    rows: list[Any] = [MetricRow(t_ns=1, step=0, name=name, raw_name=name, value=value) for name, value in told.items()]
+    rows.append(FindingRow(id="masks_nest", order="laws", verdict="pass", message="so it is"))
+    return written(tmp_path_factory.mktemp("half_well") / "run", rows)
+
+
+def test_what_is_outside_here_is_outside_in_signals(half_well: Path, recorded: Path) -> None:
+    for run in (half_well, recorded):
+        with bare(run) as book:
+            told = [row["name"] for row in overview.unhealthy(book)]
+            drawn = [row["name"] for row in signals.data(book, Choice())["metrics"] if row["outside"]]
+        assert sorted(told) == sorted(drawn)
+    with bare(half_well) as book:
+        assert {row["name"]: row["value"] for row in overview.unhealthy(book)} == {
+            "truncation_ratio": 0.75,
+            "eos_ratio": 0.25,
+        }
+
+
+@pytest.mark.parametrize(("value", "outside"), [(math.nan, True), (math.inf, True), (0.05, False), (0.31, True)])
+def test_what_is_no_number_is_not_healthy(value: float, outside: bool) -> None:
+    assert signals.is_outside(Metric(name="truncation_ratio", healthy=(0.0, 0.3), values={0: 0.9, 1: value})) is outside
+
+
 def test_a_long_course_is_thinned_from_its_first_to_its_last() -> None:
     course = [(step, float(step)) for step in range(5000)]
     kept = figures.thinned(course)
@@ -408,6 +435,18 @@ def test_the_page_says_the_numbers_and_leads_to_the_evidence(opened: Open, made:
     assert page.locator("#time tbody tr").count() == 3 and page.locator("#peak tbody tr").count() == 4
     first.locator("a.to").click()
     page.wait_for_function("location.hash === '#shapes?find=advantages'")
+
+
+def test_all_is_not_well_where_a_metric_is_outside(opened: Open, made: Made, half_well: Path) -> None:
+    page = opened(made(half_well))
+    headline = page.locator("#overview .headline")
+    assert "warn" in headline.get_attribute("class")
+    assert (
+        "2 metrics are outside their healthy range" in headline.inner_text() and "All well" not in headline.inner_text()
+    )
+    assert page.locator("#unhealthy a").all_inner_texts() == ["eos_ratio 25%", "truncation_ratio 75%"]
+    page.locator("#unhealthy a").first.click()
+    page.wait_for_selector("#signals .signal .outside")
 
 
 def test_the_overview_fits_a_phone_in_both_languages(

@@ -48,6 +48,24 @@ def test_every_word_stands_in_both_languages() -> None:
     assert {key: sorted(pair) for key, pair in words().items() if sorted(pair) != ["en", "zh"]} == {}
 
 
+def test_one_is_not_many(opened: Open, made: Made, recorded: Path) -> None:
+    page = opened(made(recorded))
+    code = "".join(script._wrapped(name, script.source(name)) for name in ("own.js", "words.js"))
+    words = {"law": {"en": "{n|one part is|# parts are} whole in {step}", "zh": "{n} 个"}}
+    said = page.evaluate(
+        f"words => {{ {code} const {{ speak, t }} = module_words; const made = []; for (const lang of ['en', 'zh']) {{ speak(lang, words);"
+        " for (const n of [1, '1', 4, '1,000']) made.push(t('law', { n, step: 7 })); } return made; }",
+        words,
+    )
+    assert said[:4] == [
+        "one part is whole in 7",
+        "one part is whole in 7",
+        "4 parts are whole in 7",
+        "1,000 parts are whole in 7",
+    ]
+    assert said[4:] == ["1 个", "1 个", "4 个", "1,000 个"]
+
+
 def test_every_word_that_a_module_asks_for_is_there() -> None:
     from flowledger.show.page.document import words
 

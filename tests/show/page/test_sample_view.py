@@ -1,5 +1,6 @@
 """The passport on the page: the numbers of `flowledger sample RUN ID --json`, and text that stays text."""
 
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -127,6 +128,17 @@ def test_the_first_sample_is_the_one_that_the_report_shows_and_the_file_holds_fe
     assert set(names[: len(group)]) == group  # a click on its group leads to samples that are there
 
 
+def test_it_says_why_it_is_shown_first(book: Book) -> None:
+    names = [str(choice.sample) for choice in sample.choices(book)]
+    first, other = (sample.data(book, Choice(sample=name)) for name in names[:2])
+    (widest,) = book.ledger.rows(
+        "SELECT max(abs(advantage)) AS size FROM samples_merged SEMI JOIN tokens USING (sample_id) WHERE samples_merged.source <> 'plan'"
+    )
+    assert abs(first["sample"]["advantage"]) == pytest.approx(widest["size"])
+    assert f"{widest['size']:.4g}" in first["why"]["en"] and first["why"]["zh"]
+    assert "why" not in other
+
+
 def test_the_list_has_every_sample_of_the_ledger(book: Book) -> None:
     first, second = (sample.data(book, choice) for choice in sample.choices(book)[:2])
     assert "list" not in second
@@ -219,6 +231,26 @@ def test_tokens_are_walked_by_keyboard_and_links_restore_them(
     page.reload()
     page.wait_for_selector("#sample [data-sample]")
     assert page.get_attribute("#sample [data-sample]", "data-sample") != name
+
+
+def test_on_a_phone_nothing_lies_over_the_tokens_and_each_mask_has_its_name(
+    opened: Open, made: Made, recorded: Path
+) -> None:
+    page = opened(made(recorded), "#sample", width=390)
+    panel = "getComputedStyle(document.querySelector('#sample .sample-panel')).position"
+    assert page.evaluate(panel) == "static"
+    labels = page.locator("#sample .sample-line").first.locator(".sample-label").all_text_contents()
+    assert [label for label in labels if label.endswith(" mask")] == ["attention mask", "response mask", "loss mask"]
+    rows = page.locator("#sample .sample-line").first.locator(".sample-token").first.locator(".sample-mask")
+    heights = [rows.nth(at).bounding_box() for at in range(3)]
+    assert all(high["y"] + high["height"] < low["y"] for high, low in itertools.pairwise(heights))
+    page.click("#sample .sample-token >> nth=1")
+    assert page.evaluate(panel) == "sticky"
+    page.click("#sample .sample-token >> nth=1")  # again: let go
+    assert page.evaluate(panel) == "static" and "token" not in page.evaluate("location.hash")
+    assert page.evaluate(
+        "[...document.querySelectorAll('#sample .sample-line')].every((e) => e.getBoundingClientRect().right <= innerWidth)"
+    )
 
 
 def test_hostile_text_stays_text(opened: Open, made: Made, hostile: Path) -> None:

@@ -272,3 +272,28 @@ def test_a_row_opens_what_its_tensor_is_for(opened: Open, made: Made, run: Path)
 def test_a_tensor_that_is_not_there_is_said(opened: Open, made: Made, run: Path) -> None:
     page = opened(made(run), "#shapes?tensor=advantage_of_mine")
     assert "No tensor here is called advantage_of_mine" in page.locator("#shapes .panel").inner_text()
+
+
+def test_nothing_is_cut_off_on_a_phone_or_a_desk(opened: Open, made: Made, recorded: Path) -> None:
+    page = opened(made(recorded), "#shapes", width=390)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    out = page.evaluate(
+        "[...document.querySelectorAll('#shapes tbody td')].filter((e) => e.offsetParent && e.getBoundingClientRect().right > innerWidth).length"
+    )
+    assert out == 0
+    row = page.locator("#shapes tbody tr").first
+    assert [cell.get_attribute("data-title") for cell in row.locator("td").all()][2:4] == [
+        "logical shape",
+        "local shard shape",
+    ]
+    page = opened(made(recorded), "#shapes", width=1280)
+    box = page.evaluate(
+        "(({ bottom }) => ({ bottom, tall: innerHeight }))(document.querySelector('#shapes .table > .scroll').getBoundingClientRect())"
+    )
+    assert box["bottom"] <= box["tall"] * 1.25  # the bar that moves it sideways is at hand
+    page.evaluate("document.querySelector('#shapes .table > .scroll').scrollBy(9999, 400)")
+    head, name = (
+        page.locator(f"#shapes {part}").first.bounding_box() for part in ("thead th >> nth=2", "tbody td:nth-child(2)")
+    )
+    around = page.locator("#shapes .table > .scroll").bounding_box()
+    assert head["y"] == pytest.approx(around["y"], abs=1) and name["x"] == pytest.approx(around["x"], abs=1)

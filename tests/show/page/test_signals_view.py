@@ -262,6 +262,20 @@ def test_whole_numbers_have_bins_around_them(tmp_path: Path) -> None:
     assert one["edges"] == [0.5, 1.5, 2.5, 3.5, 4.5]
     assert one["counts"] == [[2, 1, 0, 1]]
     assert one["quantiles"] == [[1.0, 1.5, pytest.approx(3.4)]]
+    assert (one["only"], one["ticks"]) == (None, [1.0, 2.0, 3.0, 4.0])  # lengths have no halves
+
+
+@pytest.mark.parametrize("value", [1.0, 0.25, 0.0, -3.0])
+def test_one_value_is_one_thin_bar(tmp_path: Path, value: float) -> None:
+    rows = [SampleRow(t_ns=1, step=at % 2, sample_id=str(at), reward=value) for at in range(6)]
+    with book(written(tmp_path / "run", [[*rows]])) as opened:
+        (one,) = signals_spread.distributions(opened)
+    assert (one["only"], one["ticks"]) == (value, [value])
+    for counts in one["counts"]:
+        ((bin_, count),) = [(at, count) for at, count in enumerate(counts) if count]
+        begin, end = one["edges"][bin_], one["edges"][bin_ + 1]
+        assert count == 3 and (begin + end) / 2 == pytest.approx(value, abs=1e-12)
+        assert end - begin < (one["edges"][-1] - one["edges"][0]) / 20
 
 
 def test_a_few_far_out_stand_in_the_outermost_bins(tmp_path: Path) -> None:
@@ -338,6 +352,15 @@ def test_all_that_is_over_steps_has_one_axis(steps: list[int], ends: list[int]) 
     assert len(axes) == 10
 
 
+def test_rounding_is_no_course() -> None:
+    values = [0.9999999999997, 0.9999999999992]
+    metric = {"values": values, "special": {}, "shade": None, "name": "rollout_gap/effective_responses"}
+    rows = signals_rows.metric_rows({"steps": [0, 1], "alarms": []}, metric)
+    assert [row["value"] for row in rows if row["kind"] == "room"] == pytest.approx([0.9, 1.1])
+    low, high = signals.shade((0.2, 1.0), values) or (0, 0)
+    assert low == pytest.approx(0.9) and high == pytest.approx(1.0)
+
+
 def test_layers_without_rows_are_left_out() -> None:
     left = signals_charts.drawn(signals_charts.metric((0, 1)), ROWS["metric"][:2])
     assert [layer["name"] for layer in left["layer"]] == ["value", "point"]
@@ -376,6 +399,36 @@ def test_a_link_opens_a_metric_with_its_numbers(made: Made, opened: Open, record
     assert [float(cell) for cell in cells] == [row["value"] for row in rows]
     assert page.locator("#signals .controls select").input_value() == "1"
     expect(page.locator(".signal.chosen .chart svg")).to_be_visible()
+
+
+def test_groups_show_what_is_outside_and_axes_have_the_unit_of_their_numbers(
+    made: Made, opened: Open, tmp_path: Path
+) -> None:
+    numbers = {"truncation_ratio": 0.75, "eos_ratio": 0.25, "abort_ratio": 0.0, "step_time_s": 0.25, "entropy": 0.5}
+    rows = [
+        MetricRow(t_ns=1, step=step, name=name, raw_name=name, value=value * (2 - step))
+        for name, value in numbers.items()
+        for step in (0, 1)
+    ]
+    page = opened(made(written(tmp_path / "run", [[*rows]])), "#signals")
+    page.wait_for_selector("#signals .signal svg")
+    data = page.locator(".signals-group", has_text="eos_ratio")
+    assert (
+        data.get_attribute("open") is not None and "1 outside its healthy range" in data.locator("summary").inner_text()
+    )
+    names = data.locator(".signal figcaption button")
+    assert names.all_inner_texts() == ["eos_ratio"]
+    if (more := data.locator("button.linklike")).count():
+        more.click()
+        assert len(names.all_inner_texts()) > 1
+    told = {
+        name: page.locator(f"[id='signal-{name}'] .last").inner_text() for name in ("truncation_ratio", "step_time_s")
+    }
+    assert told == {"truncation_ratio": "75 %", "step_time_s": "250 ms"}
+    for name, most in (("truncation_ratio", 150), ("step_time_s", 500)):
+        page.wait_for_selector(f"[id='signal-{name}'] svg")
+        labels = page.locator(f"[id='signal-{name}'] svg text").all_text_contents()
+        assert max(float(label.replace(",", "")) for label in labels if re.fullmatch(r"[\d,.]+", label)) >= most * 0.9
 
 
 def test_a_search_narrows_and_stands_in_the_link(made: Made, opened: Open, recorded: Path) -> None:

@@ -16,6 +16,7 @@ from flowledger.ledger.writer import Writer
 from flowledger.show.page.tally import TABLES, Tally
 from flowledger.show.page.tally_metrics import is_count, is_share
 from flowledger.show.page.vast import thinned
+from tests.diagnose import sick
 
 SECOND = 1_000_000_000
 Files = dict[tuple[str, str], bytes]  # part, file -> what stands in it
@@ -263,6 +264,17 @@ def test_of_several_ranks(four: Path, four_ledger: Ledger, tmp_path: Path, seed:
     assert None not in shares and 0 < min(shares) < 1  # stages follow each other: shares are known, and equal
     assert [row["step"] for row in tally.cut_steps(tally.times.steps())] == [11]
     assert tally.latest() == {"step": 10, "seconds": 5.0}
+
+
+def test_of_equally_slow_ranks_the_lowest_is_named_however_their_parts_are_called(tmp_path: Path) -> None:
+    """`actor-r10-…` stands before `actor-r2-…`: of the two, which took as long as each other and longer than all others, 2 is named."""
+    ranks = [[sick.span(1, "reward", 0, 5 if rank in (2, 10) else 4, step=0)] for rank in range(11)]
+    run = sick.run(tmp_path / "run", ranks)
+    with Ledger(run) as ledger:
+        view = [row["slowest_rank"] for row in ledger.rows("FROM stages")]
+    for seed in range(5):
+        tally = replayed(run, tmp_path / str(seed), seed)
+        assert [row["slowest_rank"] for row in tally.stages([0])] == view == [2]
 
 
 def test_a_difference_would_be_seen(four: Path, four_ledger: Ledger, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from statistics import median
 from typing import Any
 
 from flowledger.show.page.book import Book, Metric, Text, text
+from flowledger.show.page.signals import is_healthy
 from flowledger.show.words import human_bytes, human_count
 
 POINTS = 120  # of a course: more cannot be told apart in so small a drawing
@@ -32,7 +33,7 @@ FIGURES = (
     Figure("kl", text("KL, last", "KL，末步"), ("ref_kl", "ref_kl/k3", "ref_kl/k1", "policy_kl", "policy_kl/k3", "kl_loss"), "last", "number"),
     Figure("grad_norm", text("Gradient norm, last", "梯度范数，末步"), ("grad_norm",), "last", "number"),
     Figure("entropy", text("Entropy, last", "熵，末步"), ("entropy",), "last", "number"),
-    Figure("memory", text("Peak memory", "显存/内存峰值"), ("memory/allocated_peak", "memory/reserved_peak"), "most", "bytes"),
+    Figure("memory", text("Peak memory, whole process", "显存/内存峰值（整个进程）"), ("memory/allocated_peak", "memory/reserved_peak"), "most", "bytes"),
     Figure("mfu", text("MFU, median of the steps", "MFU（各步中位数）"), ("mfu",), "median", "percent"),
 )  # fmt: skip
 
@@ -56,7 +57,7 @@ def _row(figure: Figure, metric: Metric) -> dict[str, Any]:
     return {
         "key": figure.key, "title": figure.title, "metric": metric.name, "unit": metric.unit, "form": figure.form, "value": value,
         "first": course[0][1] if figure.pick == "ends" else None, "means": metric.means, "healthy": metric.healthy,
-        "unhealthy": _is_unhealthy(metric, value), "course": thinned(course), "note": None,
+        "unhealthy": not is_healthy(metric, value), "course": thinned(course), "note": None,
         "link": {"view": "signals", "asked": {"find": metric.name}},
     }  # fmt: skip
 
@@ -69,11 +70,6 @@ def thinned(course: Sequence[tuple[int, float]], most: int = POINTS) -> Course:
     if len(course) <= most:
         return [*course]
     return [course[round(at * (len(course) - 1) / (most - 1))] for at in range(most)]
-
-
-def _is_unhealthy(metric: Metric, value: float) -> bool:
-    low, high = metric.healthy or (None, None)
-    return (low is not None and value < low) or (high is not None and value > high)
 
 
 def _of_limit(book: Book, peak: float) -> Text | None:

@@ -22,7 +22,8 @@ export function drawLifetimes(host, shown) {
   const axis = timed && asked.axis === "time" ? "time" : "stages";
   const scroll = h("div", { class: "scroll", style: { minHeight: `${before.height}px` } });
   const tip = h("div", { class: "flow-card", role: "status", hidden: true });
-  fill(host, controls(shown, all, { axis, timed, save: () => saved(scroll.querySelector("svg"), `${about.run}-lifetimes.svg`) }), scroll, tip);
+  fill(host, controls(shown, all, { axis, timed, save: () => saved(scroll.querySelector("svg"), `${about.run}-lifetimes.svg`) }),
+    data.planned ? null : h("p", { class: "note" }, t("lifetimes_outliving_is")), scroll, tip);
   if (!rows.length) return void fill(scroll, h("p", { class: "note" }, t("lifetimes_none")));
   const measure = measurer();
   const width = Math.max(LEAST, Math.floor(scroll.clientWidth || LEAST));
@@ -99,7 +100,8 @@ function facts(row, data) {
     [t("lifetimes_made_in"), row.born_at ?? t("flow_was_there")], [t("flow_read_by"), reads.join(", ") || ABSENT],
     [t("lifetimes_freed_in"), freed(row)], [t("lifetimes_needed"), row.declared_freed_by ?? ABSENT],
     [t("kind"), row.kind ?? ABSENT], [t("flow_lifetime"), row.lifetime ?? ABSENT], [t("lifetimes_largest"), written(row.bytes, "bytes")],
-    [t("lifetimes_times"), written(row.storages, "count")], [t("lifetimes_total"), written(row.total_bytes, "bytes")],
+    // A plan has a line a tensor, its largest form: how many layers have one, and what they come to, it does not say.
+    ...(data.planned ? [] : [[t("lifetimes_times"), written(row.storages, "count")], [t("lifetimes_total"), written(row.total_bytes, "bytes")]]),
     [t("lifetimes_alive"), written(row.alive_ms, "milliseconds")],
     [t("lifetimes_holder"), row.holder ?? ABSENT],
     ...(row.plan ? [[t("source_plan"), planned(row.plan)]] : []),

@@ -14,14 +14,20 @@ const MARKS = [
   ["flow_held", (x, y) => s("rect", { class: "over", x, y: y - 3, width: 16, height: 6 })],
   ["lifetimes_outlives", (x, y) => s("rect", { class: "over outlives", x, y: y - 3, width: 16, height: 6 })],
   ["flow_stays", (x, y) => s("path", { class: "goes-on", d: `M${x + 5} ${y - 6} l6 6 l-6 6` })],
+  ["lifetimes_not_seen", (x, y) => s("text", { x: x + 6, y: y + 4, class: "small soft" }, "?")],
   ["source_plan", (x, y) => s("path", { class: "planned", d: `M${x} ${y} h16` })],
 ];
+// Marks that not every drawing has, and who has one.
+const SOME = {
+  source_plan: (line) => line.plan, lifetimes_not_seen: (line) => line.open === "unseen", lifetimes_outlives: ({ row }) => row.outlives,
+  flow_held: ({ row, due, x1 }) => !row.outlives && (due ?? x1) < x1 - 1,
+};
 
 // lines: [{ row, name, x0, x1, due, reads: [x], plan: [x0, x1]?, open }]. `on`: { choose, look, leave }.
 export function bars(lines, columns, { width, left, ticks, on, said, chosen, measure, label }) {
   const floor = TOP + lines.length * LINE + 8;
   const kinds = KINDS.filter((kind) => lines.some(({ row }) => row.kind === kind));
-  const marks = MARKS.filter(([key]) => key !== "source_plan" || lines.some((line) => line.plan));
+  const marks = MARKS.filter(([key]) => !SOME[key] || lines.some(SOME[key]));
   const legend = legended("lifetimes", kinds, [marks], floor + (ticks.length ? 40 : 22), width);
   const height = legend.bottom;
   return s("svg", {

@@ -98,6 +98,6 @@ def _layer(part: str, mark: Spec, x: Spec, y: Spec, **more: Any) -> Spec:
 
 TITLE = text("Lifetimes: from where to where each tensor lives", "生命周期：每个张量从哪里活到哪里")
 SAYS = text(
-    "Wide: needed. Thin: no longer needed, still held; red where it outlives its need. Strokes: read. Dashed: as planned.",
-    "宽：需要期间。窄：不再需要但仍被持有，红色为超出所需。竖线：读取。虚线：计划。",
+    "Wide: needed. Thin: past its need, let go as its step or stage ends; red where it outlives its need. Strokes: read. Dashed: as planned.",
+    "宽：需要期间。窄：已过所需，随本步或本阶段结束释放；红色为超出所需仍存活。竖线：读取。虚线：计划。",
 )

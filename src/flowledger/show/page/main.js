@@ -37,6 +37,7 @@ async function draw({ keep = false } = {}) {
   const { view: name, asked } = looksAt();
   for (const link of document.querySelectorAll("nav a")) {
     link.setAttribute("aria-current", link.dataset.view === name ? "page" : "false");
+    if (link.dataset.view === name) shownIn(link.parentElement, link);
   }
   for (const section of document.querySelectorAll("main > section")) section.hidden = section.id !== name;
   const mine = ++drawing;
@@ -68,6 +69,14 @@ async function draw({ keep = false } = {}) {
 function looksAt() {
   const { view, asked } = place();
   return { view: Object.hasOwn(VIEWS, view) ? view : "overview", asked };
+}
+
+// Moves a row of links sideways until one of them is seen whole, and a bit of what is beside it; the page itself stays.
+function shownIn(row, link) {
+  const beside = 30, left = link.offsetLeft - row.offsetLeft;
+  const [from, to] = [left - beside, left + link.offsetWidth + beside];
+  if (from < row.scrollLeft) row.scrollLeft = from;
+  else if (to > row.scrollLeft + row.clientWidth) row.scrollLeft = to - row.clientWidth;
 }
 
 // A view that cannot be drawn says so; the other views are none the worse for it.

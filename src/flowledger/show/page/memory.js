@@ -2,7 +2,7 @@
 
 import { chart } from "./chart.js";
 import { fill, h } from "./dom.js";
-import { ABSENT, bytes, percent, shape } from "./forms.js";
+import { ABSENT, bytes, count, percent, shape } from "./forms.js";
 import { insight } from "./lazy.js";
 import { unpacked } from "./packed.js";
 import { pick } from "./pick.js";
@@ -22,7 +22,7 @@ export function drawMemory(host, shown) {
     course(shown, process, rows),
     readings(shown, rows),
     apart(process, data.source),
-    section("memory_allocator", process.charts.allocator, rows, shown, { note: "memory_allocator_note", height: 190 }),
+    section(data.source === "plan" ? "memory_allocator_planned" : "memory_allocator", process.charts.allocator, rows, shown, { note: "memory_allocator_note", height: 190 }),
     section("memory_stages", process.charts.stages, process.stages, shown, { note: "memory_stages_note", height: 330 }),
     section("memory_tokens", process.charts.tokens, process.tokens, shown, { note: "memory_tokens_note", height: 260 }),
     overRanks(shown),
@@ -59,12 +59,13 @@ function peak({ peak: found }) {
 }
 
 function course(shown, process, rows) {
+  const { data } = shown;
   const whole = process.hides && shown.asked.residue === "1" && process.charts.residue;
   const asked = whole ? "allocated" : "known";
   const drawn = !process.hides ? rows : rows.filter((row) => (row[asked] ?? null) !== null)
-    .map((row, at) => (whole ? { ...row, at } : { ...row, at, residue: null, untold: null }));
+    .map((row, at) => (whole ? { ...row, at } : { ...row, at, residue: null, untold: null, peak: row.peak > row.known ? null : row.peak }));
   const planned = rows.some((row) => (row.planned ?? null) !== null);
-  const notes = [whole ? "memory_residue_note" : "memory_by_kind_note", planned && "memory_dashed_note", !whole && process.hides && "memory_hides_note"];
+  const notes = [whole ? "memory_residue_note" : data.source === "plan" ? "memory_by_kind_note_planned" : "memory_by_kind_note", planned && "memory_dashed_note", !whole && process.hides && "memory_hides_note"];
   return section("memory_by_kind", whole ? process.charts.residue : process.charts.kinds, drawn, shown, {
     height: 430, note: notes.filter(Boolean),
   });
@@ -110,13 +111,28 @@ function apart({ peak: found }, source) {
     { name: "what", title: t("memory_what"), cell: (row) => say(row.what) },
   ];
   const tensors = [
-    { name: "tensor_name", title: t("tensor"), cell: (row) => row.tensor_name ?? h("span", { class: "absent" }, t("memory_unnamed")) },
+    { name: "tensor_name", title: t("tensor"), cell: (row) => row.tensor_name ?? h("span", { class: "absent", title: t("memory_unnamed") }, unnamed(row.kind, found.parts)) },
     { name: "kind", title: t("memory_kind"), cell: (row) => [swatch(row.kind), row.kind] },
-    ...(planned ? [] : [{ name: "storages", title: t("memory_count"), form: "count" }]), { name: "bytes", title: t("memory_bytes"), form: "bytes" },
+    { name: "storages", title: t("memory_count"), form: "count", cell: counted },
+    { name: "bytes", title: t(planned ? "memory_each" : "memory_bytes"), form: "bytes", hint: planned ? t("memory_each_is") : null },
+    ...(planned ? [{ name: "total_bytes", title: t("memory_in_all"), form: "bytes", hint: t("memory_in_all_is") }] : []),
     { name: "local_shape", title: t("local_shape"), cell: (row) => (row.local_shape ? shape(row.local_shape) : ABSENT) },
   ];
-  const of = (name, columns, rows) => rows.length ? h("div", null, h("h3", null, t(name)), table(columns, rows, { label: t(name) })) : null;
-  return h("div", { class: "memory-apart" }, of("memory_apart", kinds, found.parts), of(planned ? "memory_tensors_planned" : "memory_tensors", tensors, found.tensors));
+  const of = (name, columns, rows, note) => rows.length ? h("div", null, h("h3", null, t(name)), table(columns, rows, { label: t(name) }), note) : null;
+  const about = planned ? (found.pool ? say(found.pool) : null) : found.tensors.some((row) => row.tensor_name === null) ? t("memory_unnamed") : null;
+  return h("div", { class: "memory-apart" }, of("memory_apart", kinds, found.parts),
+    of(planned ? "memory_tensors_planned" : "memory_tensors", tensors, found.tensors, about && h("p", { class: "note" }, about)));
+}
+
+// How many there are; of a plan layers, times what a layer has of it.
+function counted(row) {
+  return row.each > 1 ? h("span", { title: t("memory_layers_times", row) }, [count(row.storages), h("div", { class: "note" }, t("memory_layers_times", row))]) : count(row.storages);
+}
+
+// What nobody has named is called by what it is for.
+function unnamed(kind, parts) {
+  const known = parts.find((one) => one.kind === kind);
+  return known ? say(known.what) : kind;
 }
 
 function swatch(kind) {

@@ -18,6 +18,7 @@ from flowledger.show.page.choice import Choice
 from flowledger.show.page.memory_course import NAMES, TELLING
 from flowledger.show.page.once import asking_once
 from flowledger.show.page.packed import packed
+from flowledger.show.shortage import shortages
 
 Row = Mapping[str, Any]
 
@@ -32,9 +33,9 @@ NOT_WATCHED = text(
     "此步没有逐算子观察：仅在阶段结束处知道各类显存，或完全不知道。请选择被观察的步（由 record.ops_every 决定）。",
 )
 NEVER_WATCHED = text(
-    "No operator was watched in this run: kinds are known only where stages end, or not at all. Level tensors, or record.ops_every, "
-    "watches some steps.",
-    "此次运行没有逐算子观察：仅在阶段结束处知道各类显存，或完全不知道。level=tensors 或 record.ops_every 会观察部分步。",
+    "No operator was watched in this run: kinds are known only where stages end, or not at all. record.ops_every watches some steps, "
+    "from record.level=tensors on.",
+    "此次运行没有逐算子观察：仅在阶段结束处知道各类显存，或完全不知道。record.ops_every 会观察部分步（record.level=tensors 及以上）。",
 )
 THINNED = text(
     "This step has {count} readings; drawn are the fullest of each stage and instant.",
@@ -143,10 +144,11 @@ def _process(
 def _peak(book: Book, peak: Row | None, rows: Rows) -> dict[str, Any] | None:
     if peak is None or peak["peak"] is None:
         return None
+    largest = memory_peak.tensors(book.ledger, peak, memory_choice.tops(book))
     return {
         "bytes": peak["peak"], "place": {name: peak[name] for name in memory_peak.PLACE},
-        "says": memory_peak.sentences(peak, rows), "parts": memory_peak.parts(peak),
-        "tensors": memory_peak.tensors(book.ledger, peak),
+        "says": memory_peak.sentences(peak, rows, shortages(book.ledger, peak["step"])), "parts": memory_peak.parts(peak),
+        "tensors": largest, "pool": memory_peak.pool(peak, largest),
     }  # fmt: skip
 
 

@@ -57,7 +57,7 @@ def by_kind(
     if limit is not None and limit < 4 * most:
         layers += _limit(limit, size)
     if peak_at is not None:
-        layers.append(_peak(size, on_the_left=peak_at > instants / 2))
+        layers += [_peak(size, on_the_left=peak_at > instants / 2), _above(1.06 * most / size)]
     return {"$schema": SCHEMA, "width": "container", "height": 320, "layer": layers}
 
 
@@ -97,7 +97,8 @@ _BATCHES = " + ".join(
     for name in ("mini_batch", "micro_batch")
 )
 PLACE: Spec = {
-    "calculate": "(datum.stage ? datum.stage + (datum.phase ? '/' + datum.phase : '') : 'whole step') "
+    "calculate": "(datum.stage ? datum.stage + (datum.phase ? '/' + datum.phase : '') : datum.instant == 'peak' ? 'between stages'"
+    " : datum.instant == 'begin' || datum.instant == 'end' ? 'whole step' : '·') "
     f"+ (datum.instant ? ', ' + datum.instant : '') + {_BATCHES}",
     "as": "place",
 }
@@ -226,10 +227,16 @@ def _limit(limit: int, size: int) -> list[Spec]:
         {"data": {"values": [{}]}, "mark": {"type": "rule", "color": "var(--fail)", "strokeDash": [8, 4], "strokeWidth": 1.5}, "encoding": at},
         {
             "data": {"values": [{}]},
-            "mark": {"type": "text", "align": "left", "baseline": "bottom", "dx": 4, "dy": -2, "color": "var(--fail)"},
+            "mark": {"type": "text", "align": "left", "baseline": "top", "dx": 4, "dy": 4, "color": "var(--fail)"},
             "encoding": {**at, "x": {"value": 0}, "text": {"value": label}},
         },
     ]  # fmt: skip
+
+
+def _above(top: float) -> Spec:
+    """Room for what is written over the highest bar: the names of the stages begin where the axis ends."""
+    y = {"datum": top, "type": "quantitative"}
+    return {"data": {"values": [{}]}, "mark": {"type": "point", "opacity": 0}, "encoding": {"y": y}}
 
 
 def _peak(size: int, *, on_the_left: bool) -> Spec:

@@ -51,7 +51,12 @@ def drawn(rows: Sequence[Row], name: str, *, hides: bool) -> list[Row]:
     if not hides:
         return [*rows]
     asked = "allocated" if name == "residue" else "known"
-    return [{**row, "at": at} for at, row in enumerate(row for row in rows if row[asked] is not None)]
+    shown = [{**row, "at": at} for at, row in enumerate(row for row in rows if row[asked] is not None)]
+    if name == "residue":
+        return shown
+    return [
+        {**row, "peak": None} if (row.get("peak") or 0) > row["known"] else row for row in shown
+    ]  # of the whole process
 
 
 def told(rows: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

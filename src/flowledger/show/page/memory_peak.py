@@ -1,33 +1,43 @@
 """The peak of a step taken apart: which kinds, which tensors, what the allocator has beside them."""
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 from flowledger.flow.kinds import KINDS
+from flowledger.flow.tensors import tensors as tensors_of_flow
 from flowledger.ledger.reader import Ledger
+from flowledger.show.allocator import held_back, most_reserved
 from flowledger.show.page.book import Rows, Text, text
 from flowledger.show.words import human_bytes
 
 Row = Mapping[str, Any]
 
 LARGEST = 12  # tensors that are named
-# Storages that live at an instant of a process, under the names that some stage gave them. A step watched later than their birth has no event of it.
+NAMED = ("kind", "tensor_name", "storages", "bytes", "local_shape")  # what is said of each
+# Storages that live at instants of processes, under the names that some stage gave them. A step watched later than their birth has no event of it.
 ALIVE = """
-WITH alive AS (
-    SELECT storage, max(bytes) AS bytes, any_value(kind) AS kind, min(t_ns) FILTER (event = 'born') AS born_ns, max(t_ns) FILTER (event = 'freed') AS freed_ns
-    FROM storages WHERE process = $process AND source <> 'plan' GROUP BY storage
-    HAVING born_ns <= $t_ns AND (freed_ns IS NULL OR freed_ns > $t_ns)),
+WITH wanted AS (SELECT unnest($instants, recursive := true)),
+lived AS (
+    SELECT process, storage, max(bytes) AS bytes, any_value(kind) AS kind, min(t_ns) FILTER (event = 'born') AS born_ns, max(t_ns) FILTER (event = 'freed') AS freed_ns
+    FROM storages WHERE process IN (SELECT process FROM wanted) AND source <> 'plan' GROUP BY process, storage),
 named AS (
-    SELECT storage, arg_min(tensor_name, seq) AS tensor_name, arg_min(local_shape, seq) AS local_shape FROM tensors
-    WHERE process = $process AND storage IS NOT NULL AND source <> 'plan' GROUP BY storage)
-SELECT kind, tensor_name, count(*) AS storages, sum(bytes)::BIGINT AS bytes, any_value(local_shape) AS local_shape
-FROM alive LEFT JOIN named USING (storage) GROUP BY kind, tensor_name ORDER BY bytes DESC, tensor_name
+    SELECT process, storage, arg_min(tensor_name, seq) AS tensor_name, arg_min(local_shape, seq) AS local_shape FROM tensors
+    WHERE process IN (SELECT process FROM wanted) AND storage IS NOT NULL AND source <> 'plan' GROUP BY process, storage)
+SELECT process, t_ns, kind, tensor_name, count(*) AS storages, sum(bytes)::BIGINT AS bytes, any_value(local_shape) AS local_shape
+FROM wanted JOIN lived USING (process) LEFT JOIN named USING (process, storage)
+WHERE born_ns <= t_ns AND (freed_ns IS NULL OR freed_ns > t_ns) GROUP BY process, t_ns, kind, tensor_name ORDER BY bytes DESC, tensor_name
 """
-# A plan has no births and deaths of what a stage holds at its fullest: the largest tensors that it touches.
+# A plan has no births and deaths of what a stage holds at its fullest: the largest tensors that it touches. Of each the largest layer.
 TOUCHED = """
-SELECT kind, tensor_name, count(DISTINCT layer) AS storages, max(bytes) AS bytes, any_value(local_shape) AS local_shape FROM accesses
-WHERE source = 'plan' AND process = $process AND stage = $stage AND bytes > 0 GROUP BY kind, tensor_name ORDER BY bytes DESC, tensor_name
+WITH layers AS (
+    SELECT kind, tensor_name, layer, max(bytes) AS bytes, arg_max(local_shape, bytes) AS local_shape, arg_max(dims, bytes) AS dims FROM accesses
+    WHERE source = 'plan' AND process = $process AND stage = $stage AND bytes > 0 GROUP BY kind, tensor_name, layer)
+SELECT kind, tensor_name, count(layer) AS layers, max(bytes) AS bytes, sum(bytes)::BIGINT AS total_bytes,
+    arg_max(local_shape, bytes) AS local_shape, arg_max(dims, bytes) AS dims
+FROM layers GROUP BY kind, tensor_name ORDER BY bytes DESC, tensor_name
 """
+TOGETHER = ("param", "grad", "optimizer", "kv_cache")  # kinds whose layers live at one time: only of these a sum is one
 
 
 def of(readings: Sequence[Row]) -> Row | None:
@@ -48,26 +58,67 @@ def parts(peak: Row) -> Rows:
     ]
 
 
-def tensors(ledger: Ledger, peak: Row) -> Rows:
-    """The largest tensors that live at the peak, those of one name and kind together; none where nobody watched it."""
+def tensors(ledger: Ledger, peak: Row, others: Rows) -> Rows:
+    """The largest tensors that live at the peak, those of one name and kind together; none where nobody watched it.
+
+    `others`: the peaks that are asked for besides, which are read together with it.
+    """
     if peak["source"] == "plan":
-        return ledger.rows(TOUCHED, {"process": peak["process"], "stage": peak["stage"]})[:LARGEST]
+        found = ledger.rows(TOUCHED, {"process": peak["process"], "stage": peak["stage"]})[:LARGEST]
+        return [_planned(row) for row in found]
     if peak["instant"] != "peak":
         return []
-    (at,) = ledger.rows(
-        "SELECT max(t_ns) AS t_ns FROM memory_readings WHERE process = $process AND step IS NOT DISTINCT FROM $step AND "
-        + " AND ".join(f"{name} IS NOT DISTINCT FROM ${name}" for name in PLACE),
-        {"process": peak["process"], "step": peak["step"]} | {name: peak[name] for name in PLACE},
+    at = _instant(peak)
+    instants = [_instant(row) for row in others if row["instant"] == "peak" and row["source"] != "plan"]
+    found = ledger.rows(ALIVE, {"instants": instants if at in instants else [at]})
+    here = [row for row in found if _instant(row) == at][:LARGEST]
+    return [{name: row[name] for name in NAMED} for row in here]
+
+
+def _planned(row: Row) -> dict[str, Any]:
+    """`storages`: layers times what a layer has of it; `total_bytes`: of all of them, where they live at one time."""
+    each = pieces(row["tensor_name"], row["dims"])
+    total = row["total_bytes"] * each if row["kind"] in TOGETHER else None
+    return {**row, "each": each, "storages": (row["layers"] or 1) * each, "total_bytes": total}
+
+
+def pieces(name: str, dims: str | None) -> int:
+    """How many of a form a layer has, as the flow stacks them for the model: of `[L, 2, …]` two, keys and values."""
+    forms = tensors_of_flow()[name].forms if name in tensors_of_flow() else ()
+    here = {f"{name}/{form.name}": form.shape[1:-1] for form in forms if form.shape[1:-1] == dims}
+    for form in forms:
+        if (part := here.get(form.source or "")) is not None:
+            front = form.shape[1:-1].removesuffix(part).split(",")
+            return prod(int(size) for size in map(str.strip, front) if size.isdecimal())
+    return 1
+
+
+def pool(peak: Row, largest: Rows) -> Text | None:
+    """Of a planned KV cache: why its slots come to less than the pool that the engine takes."""
+    slots = next((row for row in largest if row["kind"] == "kv_cache"), None)
+    if peak["source"] != "plan" or slots is None or not peak["kv_cache"] or len(slots["local_shape"] or ()) != 4:
+        return None
+    held, rest = slots["total_bytes"], peak["kv_cache"] - slots["total_bytes"]
+    many, positions = slots["local_shape"][0], slots["local_shape"][2]
+    if rest <= 0:
+        return None
+    sizes = [human_bytes(size) for size in (peak["kv_cache"], held, rest)]
+    return text(
+        f"The pool of the KV cache has {sizes[0]}: {many:,} slots of {positions:,} positions take {sizes[1]}; {sizes[2]} are left.",
+        f"KV 缓存池共 {sizes[0]}：{many:,} 个槽位、每个 {positions:,} 个位置，占 {sizes[1]}；剩余 {sizes[2]}。",
     )
-    return ledger.rows(ALIVE, {"process": peak["process"], "t_ns": at["t_ns"]})[:LARGEST]
+
+
+def _instant(row: Row) -> dict[str, Any]:
+    return {"process": row["process"], "t_ns": row["t_ns"]}
 
 
 RAN_OUT = ("oom", "crash")  # instants at which memory had run out
 PLACE = ("stage", "phase", "epoch", "mini_batch", "micro_batch", "instant")
 
 
-def sentences(peak: Row, readings: Sequence[Row]) -> list[Text]:
-    """What to say of a step's peak: where it is, of what it is made, and what the allocator holds beside."""
+def sentences(peak: Row, readings: Sequence[Row], shortages: Sequence[Row] = ()) -> list[Text]:
+    """What to say of a step's peak: where it is, of what it is made, what was asked for in vain, what the allocator holds beside."""
     made = parts(peak)
     told = [_where(peak)]
     if made:
@@ -75,7 +126,7 @@ def sentences(peak: Row, readings: Sequence[Row]) -> list[Text]:
         told.append(text(f"It is made of {english}.", f"由以下部分组成：{english.replace(', ', '，')}。"))
     if limit := max((row["limit"] or 0 for row in readings), default=0):
         ran_out = any(row["instant"] in RAN_OUT for row in readings)
-        told.append(_short(limit) if ran_out and peak["peak"] <= limit else _under(peak["peak"], limit))
+        told.append(_short(limit, shortages) if ran_out and peak["peak"] <= limit else _under(peak["peak"], limit))
     return told if peak["source"] == "plan" else told + _held_back(readings)
 
 
@@ -94,11 +145,19 @@ def _where(peak: Row) -> Text:
     )
 
 
-def _short(limit: int) -> Text:
+def _short(limit: int, shortages: Sequence[Row]) -> Text:
+    """`shortages`: allocations that failed; the first is what memory ran out for."""
     size = human_bytes(limit)
+    if not shortages:
+        return text(
+            f"Then memory ran out: what was asked for on top did not fit under the limit of {size}, nor what others hold of it.",
+            f"随后显存耗尽：再申请的部分，加上他人占用的，已超出上限 {size}。",
+        )
+    asked, free = human_bytes(shortages[0]["asked"]), shortages[0]["free"]
+    left = text("", "") if free is None else text(f", {human_bytes(free)} were free", f"，当时剩余 {human_bytes(free)}")
     return text(
-        f"Then memory ran out: what was asked for on top did not fit under the limit of {size}, nor what others hold of it.",
-        f"随后显存耗尽：再申请的部分，加上他人占用的，已超出上限 {size}。",
+        f"Then memory ran out: {asked} more were asked for{left['en']}; the limit is {size}.",
+        f"随后显存耗尽：再申请 {asked}{left['zh']}；上限为 {size}。",
     )
 
 
@@ -119,11 +178,10 @@ def _under(peak: int, limit: int) -> Text:
 
 def _held_back(readings: Sequence[Row]) -> list[Text]:
     """What reserved memory beyond the allocated means."""
-    both = [row for row in readings if row["reserved"] and row["allocated"] is not None]
-    if not both:
+    most = most_reserved(readings)
+    if most is None:
         return []
-    most = max(both, key=lambda row: row["reserved"])
-    spare = most["reserved"] - most["allocated"]
+    spare = held_back(most)
     return [
         text(
             f"The allocator had reserved at most {human_bytes(most['reserved'])}, of which {human_bytes(spare)} "

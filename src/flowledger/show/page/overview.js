@@ -9,11 +9,12 @@ import { dressed } from "./theme.js";
 import { say, says, t } from "./words.js";
 
 const MOST = 12; // findings that stand open; the others are a click away
+const FORMS = { fraction: "percent", s: "seconds", bytes: "bytes" }; // of a metric's unit
 
 export async function drawOverview(host, { data, about }) {
   const time = h("div"), memory = h("div");
   const alone = about.sources.every((source) => source === "plan"); // a plan's own verdict comes first, a run's before that of its plan
-  fill(host, stopped(data.stopped), alone ? planned(data.plan) : null, verdict(data), outside(data.unhealthy), findings(data.findings), tiles(data), alone ? null : planned(data.plan, { heading: true }),
+  fill(host, stopped(data.stopped), alone ? planned(data.plan) : null, verdict(data), outside(data), findings(data.findings), tiles(data), alone ? null : planned(data.plan, { heading: true }),
     h("div", { class: "halves" }, timePart(data.time, time), memoryPart(data.memory, memory), facts(data.facts), laws(data.findings)));
   if (data.time.bars?.length) {
     await chart(time, data.time.charts.time, dressed(data.time.bars), { label: t("where_time") });
@@ -41,19 +42,22 @@ function mark(of, { silent = false } = {}) {
     silent ? null : h("span", null, t(`verdict_${of}`)));
 }
 
-function verdict({ findings, counts }) {
+// One verdict: a metric outside its healthy range is no finding, and yet all is not well.
+function verdict({ findings, counts, unhealthy }) {
   const bad = (counts.fail ?? 0) + (counts.warn ?? 0);
-  const worst = counts.fail ? "fail" : counts.warn ? "warn" : counts.pass ? "pass" : "skipped";
-  const said = !findings.length ? t("nothing_checked") : bad ? t("to_look_at", { bad }) : counts.pass ? t("all_well", { passed: counts.pass }) : t("nothing_checked");
+  const worst = counts.fail ? "fail" : bad || unhealthy.length ? "warn" : counts.pass ? "pass" : "skipped";
+  const said = bad ? t("to_look_at") : unhealthy.length ? t(findings.length ? "only_outside" : "outside_healthy", { n: unhealthy.length })
+    : counts.pass ? t("all_well") : t("nothing_checked");
   return h("p", { class: `headline ${worst}` }, mark(worst), h("strong", null, said), tally(counts));
 }
 
-// What is not as it is where things go well: numbers, not yet alarms.
-function outside(metrics) {
+// What is not as it is where things go well: numbers, not yet alarms. Where there is nothing worse the verdict has said so.
+function outside({ unhealthy: metrics, counts }) {
   if (!metrics.length) return null;
   const links = metrics.slice(0, MOST).flatMap((metric, at) => [at ? ", " : "",
-    h("a", { href: address("signals", { find: metric.name }) }, `${metric.name} ${written(metric.value, "number")}`)]);
-  return h("p", { class: "note" }, t("outside_healthy", { n: metrics.length }), " ", links, metrics.length > MOST ? " …" : "");
+    h("a", { href: address("signals", { find: metric.name }) }, `${metric.name} ${written(metric.value, typeof metric.value === "number" ? FORMS[metric.unit] ?? "number" : null)}`)]);
+  const said = counts.fail || counts.warn ? [t("outside_healthy", { n: metrics.length }), " "] : null;
+  return h("p", { class: "note", id: "unhealthy" }, said, links, metrics.length > MOST ? " …" : "");
 }
 
 function tally(counts) {

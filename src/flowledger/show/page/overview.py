@@ -1,11 +1,13 @@
 """What one wants to know first: is it healthy, how fast is it, where do time and memory go."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from flowledger.ledger.manifest import Manifest
-from flowledger.show.page.book import Book, Text, text
+from flowledger.show.page import signals
+from flowledger.show.page.book import Book, Metric, Text, text
 from flowledger.show.page.choice import Choice
 from flowledger.show.page.evidence import evidence_of
 from flowledger.show.page.figures import figures, own_cost, said_of_cost
@@ -49,14 +51,14 @@ def data(book: Book, at: Choice) -> Data:
 
 def unhealthy(book: Book) -> list[Data]:
     """Metrics whose last number lies outside the range that is healthy: no alarm by themselves, but to be known."""
-    found = []
-    for metric in book.metrics:
-        if metric.healthy is None or not metric.values:
-            continue
-        value, (low, high) = metric.values[max(metric.values)], metric.healthy
-        if (low is not None and value < low) or (high is not None and value > high):
-            found.append({"name": metric.name, "value": value, "step": max(metric.values)})
-    return found
+    out = [metric for metric in book.metrics if signals.is_outside(metric)]
+    return [{"name": metric.name, "unit": metric.unit, **_last(metric)} for metric in out]
+
+
+def _last(metric: Metric) -> Data:
+    step = max(metric.values)
+    value = metric.values[step]
+    return {"value": value if math.isfinite(value) else str(value), "step": step}
 
 
 def _finding(row: Mapping[str, Any]) -> Data:
@@ -108,8 +110,8 @@ def facts(book: Book) -> list[tuple[str, Any]]:
         "fact_steps": None if _is_plan(book) else f"{steps} / {asked}" if asked else str(steps),
         "fact_level": manifest.level,
         "fact_state": None if _is_plan(book) else ledger.directory.state,
-        "fact_created": manifest.created,
-        "fact_torn": ledger.torn,
+        "fact_created": manifest.created.replace("T", " ").replace("+00:00", " UTC"),
+        "fact_torn": ledger.torn or None,
         "fact_versions": ", ".join(versions),
     }  # fmt: skip
     return [(word, value) for word, value in pairs.items() if value is not None and value != ""]

@@ -15,7 +15,7 @@ NO_KINDS = text(
     "No operators were watched in this run: what the peak is made of is not known (record.level = tensors, record.ops_every).",
     "本次运行没有监视算子：不知道峰值由什么构成（record.level = tensors，record.ops_every）。",
 )
-NO_MEMORY = text("No memory was recorded or planned.", "没有记录或计划内存。")
+NO_MEMORY = text("No memory was recorded or planned.", "没有记录或计划显存。")
 
 
 def memory_of(book: Book) -> Data:

@@ -54,7 +54,7 @@ def picture(
 def _overview(data: Mapping[str, Any]) -> Iterator[tuple[str, Spec]]:
     for part, title in {
         "time": text("Where the time goes", "时间花在哪里"),
-        "memory": text("Where the memory goes", "内存花在哪里"),
+        "memory": text("Where the memory goes", "显存花在哪里"),
     }.items():
         if bars := data.get(part, {}).get("bars"):
             field = "stage" if part == "time" else "kind"

@@ -7,7 +7,7 @@ import { own } from "./own.js";
 import { drawGroup } from "./sample_group.js";
 import { drawPicker } from "./sample_picker.js";
 import { drawStrip } from "./sample_strip.js";
-import { t } from "./words.js";
+import { say, t } from "./words.js";
 
 export async function drawSample(host, shown) {
   const { data, choices, live } = shown;
@@ -18,6 +18,7 @@ export async function drawSample(host, shown) {
   if (!data.sample) return void fill(host, picker);
   fill(host,
     picker,
+    data.why ? h("p", { class: "note", id: "sample-why" }, say(data.why)) : null,
     h("div", { class: "sample-head" }, facts(shown), hops(data)),
     data.strip.count ? [h("h3", null, t("sample_tokens", { count: count(data.strip.count) })), drawStrip(shown)] : null,
     data.texts.map(piece),

@@ -10,6 +10,7 @@ from flowledger.show.page.book import Book, Rows, Text, text
 from flowledger.show.page.choice import Choice
 from flowledger.show.page.mesh_ranks import only_planned
 from flowledger.show.page.once import asking_once
+from flowledger.show.words import written
 
 MOST = 12  # samples that a file holds
 MOST_TOKENS = 8000  # of all of them together, a first one aside
@@ -48,7 +49,7 @@ def data(book: Book, at: Choice) -> dict[str, Any]:
     if chosen is None:
         return {"absent": True, "missing": _why(book)}
     try:
-        found = passport.passport(book.ledger, chosen)
+        found = passport.passport(book.ledger, chosen, listed)
     except BadInput as error:
         return {"missing": [text(f"{error}.", f"没有这个样本：{error}。")], "list": sample_list.listed(book, listed)}
     way = mesh_samples.way_of(book, found.sample, listed)
@@ -63,8 +64,28 @@ def data(book: Book, at: Choice) -> dict[str, Any]:
         "texts": texts,
         "group": [_member(row) for row in found.group],
         "missing": _missing(book, found, strip),
-        **({"list": sample_list.listed(book, listed)} if chosen == first else {}),
+        **({"list": sample_list.listed(book, listed), "why": _why_first(found)} if chosen == first else {}),
     }
+
+
+def _why_first(found: passport.Passport) -> Text:
+    """Why this sample is shown before all others: by the order of `sample_list.telling`."""
+    advantage = found.sample["advantage"]
+    of = (
+        ("of the samples whose tokens are kept", "在保留了 token 的样本中")
+        if found.tokens
+        else ("of all", "在所有样本中")
+    )
+    if not advantage:
+        return text(
+            f"Shown first: {of[0]} no advantage stands out, so it is the first.",
+            f"首先显示：{of[1]}，没有突出的优势，故取第一个。",
+        )
+    size = written(advantage, "number")
+    return text(
+        f"Shown first: {of[0]} its advantage, {size}, is the farthest from 0.",
+        f"首先显示：{of[1]}，其优势 {size} 离 0 最远。",
+    )
 
 
 def _member(row: dict[str, Any]) -> dict[str, Any]:

@@ -6,13 +6,13 @@ import { address } from "./link.js";
 import { rowsOf, short, tint } from "./sample_rows.js";
 import { t } from "./words.js";
 
-const WIDE = 46, SIDE = 104, ROW = 17, LINES = 4, TOP = 100;
+const WIDE = 46, SIDE = 118, ROW = 17, LINES = 4, MASK = 15, TOP = 124;
 const MASKS = ["attention_mask", "response_mask", "loss_mask"];
 
 export function drawStrip({ view, data, asked }) {
   const { columns } = data.strip;
   const all = columns.position.length, rows = rowsOf(data.strip);
-  const per = Math.max(8, Math.min(all, Math.floor(((document.getElementById("sample")?.clientWidth || 1200) - SIDE - 4) / WIDE)));
+  const per = Math.max(4, Math.min(all, Math.floor(((document.getElementById("sample")?.clientWidth || 1200) - SIDE - 4) / WIDE)));
   const window_ = per * LINES;
   const named = columns.position.indexOf(Number(asked.token));
   const state = { at: named, start: named < 0 ? 0 : Math.floor(named / window_) * window_ };
@@ -36,6 +36,7 @@ export function drawStrip({ view, data, asked }) {
       one.setAttribute("aria-selected", String(chosen));
       one.setAttribute("tabindex", chosen || (state.at < 0 && Number(one.dataset.at) === state.start) ? 0 : -1);
     }
+    panel.classList.toggle("chosen", state.at >= 0);
     fill(panel, state.at < 0 ? h("p", { class: "note" }, t("sample_point")) : token(data.strip, rows, state.at));
   }
   function choose(at, { focus = true } = {}) {
@@ -46,11 +47,21 @@ export function drawStrip({ view, data, asked }) {
     if (start !== state.start) { state.start = start; redraw(); } else mark();
     if (focus) lines.querySelector(`[data-at="${state.at}"]`)?.focus({ preventScroll: true });
   }
+  function leave() {
+    state.at = -1;
+    delete asked.token;
+    history.replaceState(null, "", address(view, asked));
+    mark();
+  }
   const of = (event) => event.target.closest?.(".sample-token");
-  lines.addEventListener("click", (event) => of(event) && choose(Number(of(event).dataset.at)));
+  lines.addEventListener("click", (event) => {
+    const at = Number(of(event)?.dataset.at ?? -1);
+    if (at >= 0) (at === state.at ? leave : choose)(at);
+  });
   lines.addEventListener("pointerover", (event) => { if (of(event)) fill(panel, token(data.strip, rows, Number(of(event).dataset.at))); });
   lines.addEventListener("pointerleave", mark);
   lines.addEventListener("keydown", (event) => {
+    if (event.key === "Escape") leave();
     const now = Math.max(0, state.at);
     const to = { ArrowRight: now + 1, ArrowLeft: now - 1, ArrowDown: now + per, ArrowUp: now - per, Home: 0, End: all - 1,
       PageDown: now + window_, PageUp: now - window_, Enter: Number(of(event)?.dataset.at ?? now), " ": Number(of(event)?.dataset.at ?? now) }[event.key];
@@ -67,7 +78,7 @@ function line({ columns, count: whole }, rows, from, to, per, chosen) {
   const height = TOP + rows.length * ROW + 8;
   const label = (text, y, more) => s("text", { x: SIDE - 8, y, class: "sample-label", ...more }, text);
   const heads = [label(t("sample_position"), 32), label(t("sample_text"), 52), label(t("sample_token_id"), 68),
-    label(t("sample_masks"), 88), ...rows.map((row, at) => label(t(`sample_row_${row.name}`), TOP + at * ROW + 13))];
+    ...MASKS.map((name, nth) => label(t("sample_mask_row", { mask: t(`sample_${name}`) }), 85 + nth * MASK)), ...rows.map((row, at) => label(t(`sample_row_${row.name}`), TOP + at * ROW + 13))];
   const tokens = [];
   for (let at = from; at < to; at += 1) tokens.push(column(columns, rows, at, SIDE + (at - from) * WIDE, height, at === chosen));
   return s("svg", { class: "sample-line", width: SIDE + Math.min(per, whole) * WIDE + 4, height, role: "presentation" },
@@ -107,7 +118,7 @@ function column(columns, rows, at, x, height, chosen) {
   s("text", { x: centre, y: 32, class: "sample-position" }, columns.position[at]),
   s("text", { x: centre, y: 52, class: "sample-text" }, text === null ? ABSENT : clipped(visible(text))),
   s("text", { x: centre, y: 68, class: "sample-id" }, columns.token_id?.[at] ?? ABSENT),
-  MASKS.map((name, nth) => s("rect", { x: x + 1, y: 75 + nth * 6, width: WIDE - 2, height: 4.5, class: `sample-mask ${columns[name]?.[at] ? name : "off"}` })),
+  MASKS.map((name, nth) => s("rect", { x: x + 1, y: 77 + nth * MASK, width: WIDE - 2, height: 8, class: `sample-mask ${columns[name]?.[at] ? name : "off"}` })),
   rows.map((row, nth) => cell(row, row.values[at], columns, at, x, TOP + nth * ROW)));
 }
 

@@ -2,9 +2,10 @@
 
 import { chart } from "./chart.js";
 import { fill, h } from "./dom.js";
-import { number, percent, seconds } from "./forms.js";
+import { number } from "./forms.js";
 import { insight } from "./lazy.js";
 import { address, place } from "./link.js";
+import { own } from "./own.js";
 import { part } from "./store.js";
 import { pick } from "./pick.js";
 import { distributions } from "./signals_spread.js";
@@ -42,7 +43,7 @@ function asOne(whole, { timelines }) {
   return timelines?.length ? { ...whole, timelines } : whole;
 }
 
-// The groups that have something to show; without a search the first alone, of those that are well known, comes unfolded.
+// The groups that have something to show. Unfolded are the first, of those that are well known, and of each other what is outside its range.
 function groups(about, find) {
   const words = find.toLowerCase().split(/\s+/).filter(Boolean);
   const fits = (one) => words.every((word) => `${one.name} ${one.level} ${one.unit} ${one.means ? say(one.means) : ""}`.toLowerCase().includes(word));
@@ -51,16 +52,23 @@ function groups(about, find) {
   if (!found.length && about.whole.metrics.length) return h("p", { class: "note", role: "status" }, t("signals_none_found"));
   return names.map((name) => {
     const rows = found.filter((one) => one.group === name);
-    const open = words.length > 0 || name === names[0] || rows.some((one) => one.name === about.asked.metric);
-    return group(about, name, rows, open);
+    const whole = words.length > 0 || name === names[0] || rows.some((one) => one.name === about.asked.metric);
+    return group(about, name, rows, whole);
   });
 }
 
-function group(about, name, rows, open) {
+function group(about, name, rows, whole) {
+  const out = rows.filter((one) => one.outside);
+  const open = whole || out.length > 0;
+  const some = whole || !out.length ? rows : out; // the others are a click away
   const grid = h("div", { class: "signals" });
-  const fillIt = () => { if (!grid.childElementCount) fill(grid, rows.map((one) => signal(about, one))); };
+  const more = some.length < rows.length && h("button", { type: "button", class: "linklike", onclick: () => { drawnAll(rows); more.remove(); } },
+    t("signals_others", { count: rows.length - some.length }));
+  const drawnAll = (these) => fill(grid, these.map((one) => signal(about, one)));
+  const fillIt = () => { if (!grid.childElementCount) drawnAll(some); };
   const made = h("details", { class: "signals-group", open, ontoggle: () => made.open && fillIt() },
-    h("summary", null, h("h3", null, t(`signals_${name}`)), h("span", { class: "note" }, t("signals_count", { count: rows.length }))), grid);
+    h("summary", null, h("h3", null, t(`signals_${name}`)), h("span", { class: "note" }, t("signals_count", { count: rows.length })),
+      out.length ? h("span", { class: "note outside" }, t("signals_count_outside", { count: out.length })) : null), grid, more);
   if (open) fillIt();
   return made;
 }
@@ -70,22 +78,23 @@ function signal({ whole, asked, ask }, one) {
   const form = written(one);
   const at = one.values.findLastIndex((value) => value !== null);
   const last = at >= 0 ? one.values[at] : null;
+  const special = one.special[whole.steps.length - 1]; // nan or inf, in the last step
+  const told = special ?? (last === null ? "·" : form.tell(last));
   const chosen = asked.metric === one.name;
   const room = h("div", { style: { minHeight: chosen ? "260px" : "150px" } });
   const spec = { ...whole.charts.metric, height: chosen ? 220 : 120 };
   insight(room, () => {
     const rows = courseOf(one, whole, asked, form);
     chart(room, dressed(drawn(spec, rows)), rows, {
-      label: t("signals_label", { name: one.name, steps: whole.steps.length, last: last === null ? "·" : form.tell(last) }),
+      label: t("signals_label", { name: one.name, steps: whole.steps.length, last: told }),
       onclick: (row) => row.step !== undefined && ask({ step: String(row.step) }),
     });
   });
-  const outside = last !== null && one.healthy && (last < (one.healthy[0] ?? -Infinity) || last > (one.healthy[1] ?? Infinity));
   return h("figure", { class: chosen ? "signal chosen" : "signal", id: `signal-${one.name}` },
     h("figcaption", null,
       h("button", { type: "button", "aria-expanded": String(chosen), title: one.means ? say(one.means) : null, onclick: () => ask({ metric: chosen ? null : one.name }) }, one.name),
-      h("span", { class: "last" }, last === null ? "·" : form.tell(last), form.unit && h("span", { class: "note" }, ` ${form.unit}`)),
-      outside && h("span", { class: "outside" }, t("signals_outside", { range: range(one, form) }))),
+      h("span", { class: "last" }, told, form.unit && h("span", { class: "note" }, ` ${form.unit}`)),
+      one.outside && h("span", { class: "outside" }, t("signals_outside", { range: range(one, form) }))),
     room,
     chosen && explained(one, whole, form));
 }
@@ -115,8 +124,8 @@ function courseOf(one, whole, asked, form) {
     else rows.push({ kind: "special", step, written: special });
   });
   if (one.shade) rows.push({ kind: "healthy", low: one.shade[0] / form.size, high: one.shade[1] / form.size });
-  const told = new Set(one.values.filter((value) => value !== null));
-  if (told.size === 1 && !one.shade) {  // an axis of one number has no other
+  const told = one.values.filter((value) => value !== null);
+  if (told.length && isFlat(told) && !one.shade) {  // an axis of one number has no other
     const [value] = told;
     for (const sign of [-1, 1]) rows.push({ kind: "room", value: (value + sign * (Math.abs(value) / 10 || 1)) / form.size });
   }
@@ -127,21 +136,32 @@ function courseOf(one, whole, asked, form) {
   return rows;
 }
 
+// Whether numbers are one but for rounding.
+function isFlat(values) {
+  const [least, most] = [Math.min(...values), Math.max(...values)];
+  return most - least <= 1e-9 * Math.max(Math.abs(least), Math.abs(most));
+}
+
+// Sizes of a unit, the largest first: the axis and the numbers beside it have the same.
+const SIZES = {
+  bytes: [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"], [1, "B"]],
+  s: [[3600, "h"], [60, "min"], [1, "s"], [1e-3, "ms"]],
+  fraction: [[0.01, "%"]],
+};
+
 // How a metric's numbers are written, and by what they are divided on its axis.
 function written({ unit, values }) {
-  if (unit === "bytes") {
-    const most = Math.max(...values.map((value) => Math.abs(value ?? 0)));
-    const [size, name] = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "KiB"]].find(([each]) => most >= each) ?? [1, "B"];
-    return { size, unit: name, tell: (value) => (value / size).toPrecision(4) };
-  }
-  if (unit === "s") return { size: 1, unit: "", tell: seconds };
-  if (unit === "fraction") return { size: 1, unit: "", tell: percent };
-  return { size: 1, unit: unit === "1" ? "" : unit, tell: number };
+  const sizes = own(SIZES, unit);
+  if (!sizes) return { size: 1, unit: unit === "1" ? "" : unit, tell: number };
+  const most = Math.max(...values.map((value) => Math.abs(value ?? 0)));
+  const [size, name] = sizes.find(([each]) => most >= each) ?? sizes.at(-1);
+  return { size, unit: name, tell: (value) => number(Number((value / size).toPrecision(4))) };
 }
 
 function range(one, form) {
   const [low, high] = one.healthy.map((bound) => (bound === null ? null : form.tell(bound)));
-  return low === null ? `≤ ${high}` : high === null ? `≥ ${low}` : `${low} … ${high}`;
+  const said = low === null ? `≤ ${high}` : high === null ? `≥ ${low}` : `${low} … ${high}`;
+  return form.unit ? `${said} ${form.unit}` : said;
 }
 
 function alarms({ whole, asked, ask }) {

@@ -8,6 +8,7 @@ from typing import Any
 from flowledger.show.page import signals_charts, signals_spread, signals_time
 from flowledger.show.page.book import Book, Metric, Text, text
 from flowledger.show.page.choice import Choice
+from flowledger.tables.metrics import lies_within
 
 Row = dict[str, Any]
 
@@ -65,9 +66,19 @@ def _row(metric: Metric, steps: Sequence[int]) -> Row:
     return {
         "name": metric.name, "unit": metric.unit, "level": metric.level, "means": metric.means,
         "healthy": _range(metric), "shade": shade(metric.healthy, [value for value in finite if value is not None]),
-        "recomputed": metric.recomputed, "values": finite, "special": special,
+        "outside": is_outside(metric), "recomputed": metric.recomputed, "values": finite, "special": special,
         "group": "first" if metric.name in FIRST else metric.level or "other",
     }  # fmt: skip
+
+
+def is_healthy(metric: Metric, value: float) -> bool:
+    """Whether a number lies within the range that is healthy, where there is one. What is no number lies in none."""
+    return metric.healthy is None or lies_within(metric.healthy, value)
+
+
+def is_outside(metric: Metric) -> bool:
+    """Whether the last number is not healthy: what the overview counts and signals unfold."""
+    return bool(metric.values) and not is_healthy(metric, metric.values[max(metric.values)])
 
 
 def _range(metric: Metric) -> list[float | None] | None:
@@ -87,7 +98,7 @@ def shade(healthy: tuple[float | None, float | None] | None, values: Sequence[fl
         least = high
     if low > most:
         most = low
-    room = (most - least) * 0.08 or abs(most) * 0.1 or 1.0
+    room = abs(most) * 0.1 or 1.0 if signals_charts.is_flat([least, most]) else (most - least) * 0.08
     return [max(low, least - room), min(high, most + room)]
 
 

@@ -73,7 +73,7 @@ def timeline() -> Spec:
         "type": "quantitative",
         "title": text("ms since the step began", "本步开始后的 ms"),
         "scale": {"nice": False},
-        "axis": {"grid": False},
+        "axis": {"grid": False, "tickCount": 12},
     }
     span: Spec = {"x": x, "x2": {"field": "end"}, "y": y}
     edge = {
@@ -146,6 +146,12 @@ def quantiles(ends: tuple[int, int], few: Sequence[int] | None = None) -> Spec:
             _layer("quantiles-points", {"type": "circle", "color": "var(--accent)", "size": 40, "cursor": "pointer"}, {"x": x, "y": {**y, "field": "p50"}, "opacity": {"value": 0}, "tooltip": tip}),
         ],
     }  # fmt: skip
+
+
+def is_flat(values: Sequence[float]) -> bool:
+    """Whether numbers are one but for rounding: an axis of one number has no other."""
+    least, most = min(values), max(values)
+    return most - least <= 1e-9 * max(abs(least), abs(most))
 
 
 def drawn(spec: Spec, rows: list[dict[str, Any]]) -> Spec:

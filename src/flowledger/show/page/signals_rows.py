@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flowledger.show.page.packed import unpacked
-from flowledger.show.page.signals_charts import ROW, Spec, drawn
+from flowledger.show.page.signals_charts import ROW, Spec, drawn, is_flat
 
 Rows = list[dict[str, Any]]
 Data = Mapping[str, Any]
@@ -41,9 +41,9 @@ def metric_rows(data: Data, metric: Data) -> Rows:
             rows.append({"kind": "special", "step": step, "written": special})
     if metric["shade"]:
         rows.append({"kind": "healthy", "low": metric["shade"][0], "high": metric["shade"][1]})
-    told = {value for value in metric["values"] if value is not None}
-    if len(told) == 1 and not metric["shade"]:
-        (one,) = told
+    told = [value for value in metric["values"] if value is not None]
+    if told and is_flat(told) and not metric["shade"]:
+        one = told[0]
         rows += [{"kind": "room", "value": one + sign * (abs(one) / 10 or 1)} for sign in (-1, 1)]
     fired = [alarm for alarm in data["alarms"] if alarm["step"] is not None and metric["name"] in alarm["metrics"]]
     return rows + [
@@ -79,9 +79,23 @@ def distribution_pictures(data: Data) -> list[Spec]:
         }
         title = {"text": one["name"], "subtitle": under, "fontSize": 12}
         made.append(
-            {**drawn(data["charts"]["histogram"], rows), "width": WIDTH, "data": {"values": rows}, "title": title}
+            {
+                **_ticked(drawn(data["charts"]["histogram"], rows), one["ticks"]),
+                "width": WIDTH,
+                "data": {"values": rows},
+                "title": title,
+            }
         )
     return made
+
+
+def _ticked(spec: Spec, values: list[float] | None) -> Spec:
+    """With these numbers named on its axis."""
+    if values is None:
+        return spec
+    x = spec["layer"][0]["encoding"]["x"]
+    named = {**x, "axis": {**x["axis"], "values": values, "labelExpr": "format(datum.value, '.6~g')"}}
+    return {**spec, "layer": [{**one, "encoding": {**one["encoding"], "x": named}} for one in spec["layer"]]}
 
 
 def histogram_rows(one: Data, at: int) -> Rows:

@@ -22,7 +22,7 @@ function distribution(one, step, whole, ask) {
   const bars = h("div", { style: { minHeight: "160px" } });
   const course = h("div", { style: { minHeight: "150px" } });
   const rows = binned(one, counts);
-  insight(bars, () => chart(bars, dressed(drawn(whole.charts.histogram, rows)), rows, { label: t("signals_spread_label", { name: one.name, step, count }) }));
+  insight(bars, () => chart(bars, dressed(ticked(drawn(whole.charts.histogram, rows), one.ticks)), rows, { label: t("signals_spread_label", { name: one.name, step, count }) }));
   if (one.steps.length > 1) {
     const over = [
       ...one.steps.map((each, place) => ({ kind: "quantiles", step: each, p10: one.quantiles[place][0], p50: one.quantiles[place][1], p90: one.quantiles[place][2] })),
@@ -34,8 +34,15 @@ function distribution(one, step, whole, ask) {
   }
   return h("figure", { class: "signal" },
     h("figcaption", null, h("strong", null, one.name), h("span", { class: "note" }, say(one.what)),
-      h("span", { class: "last note" }, counts ? t("signals_counted", { count }) : t("signals_not_counted", { step }))),
+      h("span", { class: "last note" }, !counts ? t("signals_not_counted", { step }) : one.only === null ? t("signals_counted", { count }) : t("signals_counted_same", { count, value: number(one.only) }))),
     bars, one.steps.length > 1 && course);
+}
+
+// With these numbers named on its axis.
+function ticked(spec, values) {
+  if (!values) return spec;
+  const named = (x) => ({ ...x, axis: { ...x.axis, values, labelExpr: "format(datum.value, '.6~g')" } });
+  return { ...spec, layer: spec.layer.map((layer) => ({ ...layer, encoding: { ...layer.encoding, x: named(layer.encoding.x) } })) };
 }
 
 // Shares between the edges, of the run and of the step. The outermost bins may be open: beyond them lies what is left.

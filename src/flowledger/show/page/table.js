@@ -4,6 +4,7 @@ import { h, fill } from "./dom.js";
 import { written, ABSENT } from "./forms.js";
 import { t } from "./words.js";
 
+const NARROW = 3; // columns that a phone has room for side by side: of more, each row stands as a list of what it says
 const MOST = 400; // rows that stand in the page at once
 const NUMERIC = new Set(["bytes", "count", "number", "percent", "seconds", "milliseconds"]);
 
@@ -31,7 +32,7 @@ export function table(columns, rows, { label, state = {}, onstate, onrow, mark }
   refresh();
   return h("div", { class: "table" },
     h("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": label },
-      h("table", null, h("thead", null, h("tr", null, heads)), body)),
+      h("table", { class: columns.length > NARROW ? "many" : null }, h("thead", null, h("tr", null, heads)), body)),
     counted);
 }
 
@@ -53,7 +54,7 @@ function line(row, columns, { onrow, mark }) {
     onkeydown: act && ((event) => event.key === "Enter" && act()),
   }, columns.map((column) => {
     const made = column.cell ? column.cell(row) : written(row[column.name], column.form);
-    return h("td", { class: [NUMERIC.has(column.form) ? "numeric" : "", made === ABSENT ? "absent" : ""].join(" ").trim() || null }, made);
+    return h("td", { "data-title": typeof column.title === "string" ? column.title : null, class: [NUMERIC.has(column.form) ? "numeric" : "", made === ABSENT ? "absent" : ""].join(" ").trim() || null }, made);
   }));
 }
 

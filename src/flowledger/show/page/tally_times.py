@@ -207,13 +207,15 @@ class Times:
 
     def _stage(self, place: Place, stage: _Stage, share: float | None) -> StageTimes:
         role, name = place
-        timed = [(ms, -process) for process, ms in enumerate(stage.ms) if not isnan(ms)]
-        ms, slowest = max(timed, default=(None, 0))
+        timed = [(ms, self._who[process].rank) for process, ms in enumerate(stage.ms) if not isnan(ms)]
+        ms = max((ms for ms, _ in timed), default=None)
+        # The slowest worked longest, of equals the lowest rank; how long ranks waited is not known here.
+        slowest = max(((ms, -rank) for ms, rank in timed if rank is not None), default=None)
         ranks = {self._who[process].rank for process, calls in enumerate(stage.calls) if calls} - {None}
         logical, valid, computed = (self._tokens(name, stage, which) for which in range(3))
         return StageTimes(
             role, name, max(stage.calls), max(0, *stage.open), None if ms is None else ms / 1e3, share,
-            self._who[-slowest].rank if timed and len(ranks) > 1 else None, (logical, valid, computed),
+            -slowest[1] if slowest is not None and len(ranks) > 1 else None, (logical, valid, computed),
         )  # fmt: skip
 
     def _tokens(self, name: str, stage: _Stage, which: int) -> int | None:

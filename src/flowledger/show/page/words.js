@@ -14,10 +14,13 @@ export function language() {
   return spoken.lang;
 }
 
-// A word of words.toml, with {names} filled in. A key that is missing shows itself.
+// A word of words.toml, with {names} filled in; `{n|one is|# are}` is the first where n is one, else the second with n for #. A key that is missing shows itself.
 export function t(key, values) {
   const found = own(spoken.words, key)?.[spoken.lang] ?? key;
-  return found.replace(/\{(\w+)\}/g, (whole, name) => own(values ?? {}, name) ?? whole);
+  return found.replace(/\{(\w+)(?:\|([^|}]*)\|([^}]*))?\}/g, (whole, name, one, many) => {
+    const value = own(values ?? {}, name);
+    return one === undefined ? value ?? whole : String(value) === "1" ? one : many.replace("#", value);
+  });
 }
 
 // A column of a finding, whose rows are English: in the language that is switched on, where it is known in it.
