@@ -503,5 +503,5 @@ def test_what_has_been_moved_off_the_device_is_not_counted_there():
     optimizer.step()
     layers.parts("optimizer_state", optimizer)
     of_here, of_away = 4 * (8 * 4 + 4), 4 * (16 * 4 + 4)
-    assert layers.bytes_by_kind() == {"param": of_here + of_away, "grad": of_away, "optimizer": of_away, "kv_cache": 0}
-    assert layers.bytes_by_kind("meta") == {"param": of_here, "grad": 0, "optimizer": 0, "kv_cache": 0}
+    assert layers.bytes_by_kind() == {"param": of_here + of_away, "grad": of_away, "optimizer": of_away}
+    assert layers.bytes_by_kind("meta") == {"param": of_here, "grad": 0, "optimizer": 0}

@@ -1,5 +1,8 @@
 """A sample has one name in every process that meets it, in whatever order its batch lies."""
 
+from types import SimpleNamespace
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,3 +54,23 @@ def test_without_groups_or_with_another_number_of_rows_nobody_is_named():
     lineage.identify(frame, torch.tensor([[1]]))
     lineage.identify(frame, None)
     assert frame.sample_ids is None
+
+
+class Stack:
+    """Single values one after another, as tensordict stacks them; to ask for one goes through `tolist`."""
+
+    def __init__(self, values, dims=1, kept=True):
+        self.batch_dims, self.asked = dims, 0
+        self.tensordicts = [SimpleNamespace(**({"_non_tensordict": {"data": one}} if kept else {})) for one in values]
+        self._values = values
+
+    def tolist(self):
+        self.asked += 1
+        return self._values
+
+
+@pytest.mark.parametrize(("dims", "kept", "asked"), [(1, True, 0), (2, True, 1), (1, False, 1)])
+def test_a_stack_of_values_is_read_where_it_keeps_them_if_that_can_be_seen(dims, kept, asked):
+    frame, stack = Frame("call", "call", Frame("process", "process")), Stack(["u", "v"], dims, kept)
+    lineage.take(frame, "group_ids", stack)
+    assert (frame.groups, stack.asked) == (["u", "v"], asked)

@@ -182,3 +182,8 @@ def test_a_tensor_of_another_kind_does_not_hide_the_others_of_its_call(tmp_path)
         rec.tensors(rollout_log_prob=odd, response_ids=torch.ones(2, 3, dtype=torch.int64))
     assert rows(tmp_path / "run", "SELECT tensor_name FROM tensors") == [("response_ids",)]
     assert rows(tmp_path / "run", "SELECT id FROM findings") == [("recorder_error",)]
+
+
+def test_a_kind_of_memory_that_was_never_met_is_unknown_not_nothing(tmp_path):
+    train(tmp_path / "run")
+    assert rows(tmp_path / "run", "SELECT DISTINCT kind FROM memory") == [("total",)]

@@ -1,5 +1,7 @@
 """What passes from trainer to engine is counted and neither changed nor held back."""
 
+import struct
+import zlib
 from contextlib import suppress
 
 import torch
@@ -102,3 +104,11 @@ def test_numbers_of_any_kind_and_shape_have_a_checksum():
     assert len({checksum("a", one) for one in kinds}) == 4
     turned = torch.arange(600.0).view(20, 30).t()
     assert checksum("a", turned) == checksum("a", turned.contiguous())
+
+
+def test_it_is_the_crc32_of_name_shape_and_evenly_spread_elements():
+    assert checksum("a", torch.arange(6.0).view(2, 3)) == zlib.crc32(b"a|(2, 3)|" + struct.pack("<6f", *range(6)))
+    long = torch.arange(1000, dtype=torch.int32)[100:]  # 900 elements: every 14th, 64 of them
+    assert checksum("b", long) == zlib.crc32(b"b|(900,)|" + struct.pack("<64i", *range(100, 100 + 14 * 64, 14)))
+    half = torch.arange(4, dtype=torch.bfloat16)  # numpy has none: the upper halves of float32
+    assert checksum("c", half) == zlib.crc32(b"c|(4,)|" + b"".join(struct.pack("<f", one)[2:] for one in range(4)))

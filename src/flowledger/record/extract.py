@@ -1,13 +1,15 @@
 """From an observed tensor to its row: what the flow says of that name, and what the tensor itself shows.
 
-The part that depends only on (name, shape, dtype) is made once and copied; a row then costs about two microseconds.
+What the flow says depends on a shape only where a form asks for a size: it is worked out once for all shapes that are
+alike in that, however many lengths come by, and copied; a row then costs some microseconds.
 Nothing here reads the content of a tensor except `kept`, and that only on a CPU.
 """
 
 import sys
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -25,6 +27,18 @@ class Where(NamedTuple):
     access: str  # read or write
     within: str | None = None  # a micro-batch, or a decode step: one of flow.tensors' GRAINS
     variant: str | None = None  # of the placements that the flow knows for it
+
+
+class _Alike:
+    """The tensors of one name, dtype, place and number of dimensions: rows by the sizes that the flow asks for there."""
+
+    def __init__(self, sizes: Sequence[frozenset[int]]) -> None:
+        self._sizes = sizes  # of each dimension, those that tell one form from another
+        self.rows: dict[tuple[int, ...], TensorRow] = {}
+
+    def sign(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """A shape without the sizes that no form asks for."""
+        return tuple([size if size in asked else -1 for size, asked in zip(shape, self._sizes, strict=True)])
 
 
 class Templates:
@@ -47,6 +61,7 @@ class Templates:
         self._tell_bound = bound
         self._rank, self._rank_count, self._place = rank, rank_count, place
         self._known: dict[tuple[object, ...], TensorRow] = {}
+        self._alike: dict[tuple[object, ...], _Alike] = {}
 
     def bind(self, sizes: Mapping[str, int]) -> Mapping[str, int]:
         """Learn what symbols of dimensions stand for, as the job itself says; returns all that are known."""
@@ -56,6 +71,7 @@ class Templates:
         if tuple(bound.items()) != self._bindings:
             self._bindings = tuple(bound.items())
             self._known.clear()
+            self._alike.clear()
             if self._tell_bound is not None:
                 self._tell_bound(bound)
         return bound
@@ -75,15 +91,55 @@ class Templates:
         key = (name, shape, dtype, where)
         made = self._known.get(key)
         if made is None:
-            if len(self._known) > 20_000:
+            if len(self._known) > 20_000:  # dynamic batching: every micro-batch may have its own length
                 self._known.clear()
-            kind = str(dtype).removeprefix("torch.")
-            of = self._rank, self._rank_count, self._foreign
-            made = _made(name, tuple(shape), kind, element_size, where, self._bindings, *of)
-            if mesh := self._place.mesh_of(made.tensor_name, where.stage, where.access):
-                made = self._placed(made, name, mesh, where)
-            self._known[key] = made
+            made = self._known[key] = self._sized(name, tuple(shape), dtype, element_size, where)
         return made.__copy__()  # type: ignore[no-any-return, attr-defined]  # twice as quick as copy.copy
+
+    def _sized(self, name: str, shape: tuple[int, ...], dtype: object, size: int, where: Where) -> TensorRow:
+        """The row of a shape that comes by for the first time."""
+        key = (name, len(shape), dtype, where)
+        alike = self._alike.get(key)
+        if alike is None:
+            alike = self._alike[key] = _Alike(self._asked(name, len(shape), where))
+        sign = alike.sign(shape)
+        model = alike.rows.get(sign)
+        if model is None:
+            model = alike.rows[sign] = self._made(name, shape, str(dtype).removeprefix("torch."), where)
+        row: TensorRow = model.__copy__()  # type: ignore[attr-defined]  # as in `row`
+        numel = product(shape)
+        row.local_shape, row.numel, row.bytes = list(shape), numel, numel * size
+        if row.logical_shape is not None:
+            row.logical_shape = list(shape)
+            row.shape_checksum = shape_checksum(row.tensor_name, row.dims, shape, row.dtype or "")
+        return row
+
+    def _asked(self, name: str, dims: int, where: Where) -> list[frozenset[int]]:
+        """The sizes that forms of so many dimensions ask for at each, of the whole tensor and of this rank's share."""
+        facts, bindings = tensor(name), dict(self._bindings)
+        mesh, asked = self._place.mesh_of(facts.name, where.stage, where.access), [set[int]() for _ in range(dims)]
+        for form in (*facts.forms, *facts.foreign):
+            bound = enumerate(form.dims if len(form.dims) == dims else ())
+            for at, dim in ((at, dim) for at, dim in bound if dim.symbols <= bindings.keys()):
+                asked[at].add(dim.resolve(bindings))
+                if mesh:
+                    asked[at].add(self._place.share(mesh, facts.placement_of(form), at, dim, bindings))
+        return [frozenset(sizes) for sizes in asked]
+
+    def _made(self, name: str, shape: tuple[int, ...], dtype: str, where: Where) -> TensorRow:
+        """The row of a tensor, but for what its sizes come to."""
+        facts = tensor(name)
+        form = form_of(name, shape, dict(self._bindings), within=where.within, foreign=self._foreign)
+        made = TensorRow(
+            rank=self._rank, rank_count=self._rank_count, tensor_name=facts.name,
+            dims=form.shape[1:-1] if form is not None else None, logical_shape=list(shape), dtype=dtype,
+            padding=form.padding if form is not None and form.padding != "none" else None, kind=facts.kind,
+            mask=facts.mask_of(form), broadcast=form.broadcast if form is not None else None,
+            owner_rank=_own(self._rank), owner=owner_of(facts.name, where.stage), lifetime=facts.lifetime,
+            local_shape=list(shape),
+        )  # fmt: skip
+        mesh = self._place.mesh_of(facts.name, where.stage, where.access)
+        return self._placed(made, name, mesh, where) if mesh else made
 
     def _placed(self, row: TensorRow, name: str, mesh: str, where: Where) -> TensorRow:
         """The row of a plain tensor on one of several ranks: what the flow says of its placement there."""
@@ -103,7 +159,6 @@ class Templates:
             row, dims=form.shape[1:-1], placement=cut,
             padding=None if form.padding == "none" else form.padding, broadcast=form.broadcast,
             logical_shape=None if sharded else row.logical_shape,
-            shape_checksum=None if sharded else row.shape_checksum,
             owner_rank=self._place.owners(mesh, placement, own_stage=_of_one_stage(facts, where)),
         )  # fmt: skip
 
@@ -119,43 +174,6 @@ class Templates:
 def _of_one_stage(facts: Tensor, where: Where) -> bool:
     """Whether the ranks of a pipeline stage have it for themselves: its layers, and what goes through them."""
     return where.within == "micro_batch" or facts.kind in ("param", "grad", "optimizer", "activation")
-
-
-@lru_cache(maxsize=20_000)  # dynamic batching: every micro-batch may have its own length
-def _made(
-    name: str,
-    shape: tuple[int, ...],
-    dtype: str,
-    size: int,
-    where: Where,
-    bindings: tuple[tuple[str, int], ...],
-    rank: int | None,
-    of: int | None,
-    foreign: bool,
-) -> TensorRow:
-    """The row of a tensor of `size` bytes an element, on one of `of` ranks, or in a process that is none of them."""
-    facts, form = tensor(name), form_of(name, shape, dict(bindings), within=where.within, foreign=foreign)
-    dims = form.shape[1:-1] if form is not None else None
-    numel = product(shape)
-    return TensorRow(
-        rank=rank,
-        rank_count=of,
-        tensor_name=facts.name,
-        dims=dims,
-        logical_shape=list(shape),
-        local_shape=list(shape),
-        padding=form.padding if form is not None and form.padding != "none" else None,
-        dtype=dtype,
-        numel=numel,
-        bytes=numel * size,
-        kind=facts.kind,
-        mask=facts.mask_of(form),
-        broadcast=form.broadcast if form is not None else None,
-        owner_rank=_own(rank),
-        owner=owner_of(facts.name, where.stage),
-        lifetime=facts.lifetime,
-        shape_checksum=shape_checksum(facts.name, dims, shape, dtype),
-    )
 
 
 def _own(rank: int | None) -> str | None:
@@ -175,6 +193,9 @@ def content_checksum(value: Any) -> int:
 
 def kept(value: Any) -> int:
     """How many elements of a mask are not 0. Waits for the device, where there is one."""
+    if value.is_cpu and (numpy := sys.modules.get("numpy")) is not None:  # which takes half as long as torch
+        with suppress(RuntimeError, TypeError):  # of a class or a dtype that numpy does not know
+            return int(numpy.count_nonzero(value.numpy()))
     return int(value.count_nonzero())
 
 

@@ -56,7 +56,8 @@ class Facts:
             elif name == "token":
                 columns[of] = value
             elif name in lineage.FACTS:
-                lineage.take(frame, name, value)
+                if self._observer.learns(frame):
+                    lineage.take(frame, name, value)
             elif name in numbering.FACTS:
                 self._numbering.take(frame, fact, value, self._bound.get("G", 1))
             elif name in self._takers:

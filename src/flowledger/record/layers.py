@@ -31,6 +31,7 @@ class Layers:
         self._layer_of: dict[int, int | None] = {}  # id(parameter) -> layer; parameters live as long as their module
         self._modules: weakref.WeakKeyDictionary[Any, dict[int | None, list[Any]]] = weakref.WeakKeyDictionary()
         self._parts: weakref.WeakKeyDictionary[Any, dict[str, tuple[object, list[Part]]]] = weakref.WeakKeyDictionary()
+        self._met: set[str] = set()  # names of what was flattened at least once: of other kinds nobody knows anything
 
     def modules(self) -> list[Any]:
         """The modules met so far that are still alive."""
@@ -46,11 +47,12 @@ class Layers:
         except TypeError:  # no weak reference to it, no memory of it
             remembered = {}
         if name not in remembered or remembered[name][0] != sign:
+            self._met.add(name)
             remembered[name] = (sign, _summed(name, tensors))
         return remembered[name][1]
 
     def bytes_by_kind(self, device: str | None = None) -> dict[str, int]:
-        """Bytes of parameters, gradients, optimizer state and caches that exist now; a shared one counts once.
+        """Bytes of parameters, gradients, optimizer state and caches that exist now, each where one was ever met; a shared one counts once.
 
         device: `cuda` leaves out what has been moved elsewhere; each model, optimizer and cache by its first tensor.
         """
@@ -59,11 +61,14 @@ class Layers:
             id(refs[0]()): module
             for module, known in self._modules.items() for refs in list(known.values())[:1] if _is_on(refs[0](), device)
         }  # fmt: skip
+        named = (("params", "param"), ("grads", "grad")) if self._layer_of else ()
         sizes = {
             kind: sum(part.bytes for module in firsts.values() for part in self.parts(name, module) or ())
-            for name, kind in (("params", "param"), ("grads", "grad"))
+            for name, kind in named
         }
         for name, kind in (("optimizer_state", "optimizer"), ("kv_cache", "kv_cache")):
+            if name not in self._met:
+                continue
             owners = [owner for owner, parts in self._parts.items() if name in parts]
             firsts_of = ((owner, next(iter(self._source(name, owner)[1]), None)) for owner in owners)
             owners = [owner for owner, first in firsts_of if _is_on(first[1] if first is not None else None, device)]

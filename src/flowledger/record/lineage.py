@@ -7,6 +7,7 @@ what the response says tells it from the others of its group, whichever process 
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from flowledger.record import endings
@@ -17,8 +18,19 @@ from flowledger.record.position import Frame
 def take(frame: Frame, fact: str, value: Any) -> None:
     """What a call says of its rows. What can be gone through only once is the call's own, and left to it."""
     if not isinstance(value, Iterator):
-        listed = list(value.tolist() if hasattr(value, "tolist") else value)  # frameworks have arrays, and stacks
-        FACTS[fact](frame, listed)
+        FACTS[fact](frame, _listed(value))
+
+
+def _listed(values: Any) -> list[Any]:
+    """Frameworks have lists, arrays, and stacks of single values (tensordict's).
+
+    Each of these is taken from where it is kept, as far as it can be seen: to ask for it takes a hundred times as long.
+    """
+    parts = getattr(values, "tensordicts", None)
+    if parts is not None and getattr(values, "batch_dims", None) == 1:
+        with suppress(AttributeError, KeyError, TypeError):
+            return [vars(part)["_non_tensordict"]["data"] for part in parts]
+    return list(values.tolist() if hasattr(values, "tolist") else values)
 
 
 def _groups(frame: Frame, names: list[Any]) -> None:
@@ -66,12 +78,16 @@ def identify(frame: Frame, responses: Any) -> None:
         if frame.sessions is not None and len(frame.sessions) == len(frame.groups):
             frame.sample_ids = [f"{group}_{one}" for group, one in zip(frame.groups, frame.sessions, strict=True)]
         elif responses is not None and len(responses) == len(frame.groups):
-            frame.sample_ids = _by_content(frame.groups, responses.numpy())
+            frame.sample_ids = _by_content(frame.groups, responses.numpy().tobytes())
 
 
-def _by_content(groups: Sequence[str], rows: Any) -> list[str]:
-    """Those of a group that say the same are told apart by their order: to swap them changes nothing."""
-    names = [f"{group}_{zlib.crc32(row.tobytes()):08x}" for group, row in zip(groups, rows, strict=True)]
+def _by_content(groups: Sequence[str], rows: bytes) -> list[str]:
+    """Those of a group that say the same are told apart by their order: to swap them changes nothing.
+
+    rows: what each says, one after another, all of one length.
+    """
+    width = len(rows) // max(1, len(groups))
+    names = [f"{group}_{zlib.crc32(rows[at * width : (at + 1) * width]):08x}" for at, group in enumerate(groups)]
     seen: Counter[str] = Counter()
     found = []
     for name in names:

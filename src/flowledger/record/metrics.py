@@ -12,7 +12,9 @@ def metric_rows(name: str, value: Any, weight: float | None = None, raw: str | N
 
     `raw`: what the job that is recorded calls it, where that is another name.
     """
-    if type(value) is not float and hasattr(value, "tolist"):
+    if type(value) is float:  # as most are
+        return (_row(name, raw or name, value, weight),)
+    if hasattr(value, "tolist"):
         value = value.tolist()
     numbers = value if isinstance(value, (list, tuple)) else (value,)
     return [

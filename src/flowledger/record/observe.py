@@ -70,7 +70,7 @@ class Observer:
                 failed = failed or error
         if "sample_id" in plain:
             self._identify(frame, plain)
-        elif frame.groups is not None:
+        elif frame.groups is not None and self.learns(frame):
             self._name(frame, plain)
         if frame.sample_ids is not None and (
             self.level == "tokens" or watch.scope in ("stage", "micro_batch") or frame.groups is not None
@@ -78,6 +78,10 @@ class Observer:
             self._learn(frame, access, plain, ragged, now)
         if failed is not None:
             raise failed
+
+    def learns(self, frame: Frame) -> bool:
+        """Whether it matters whose rows a call has: micro-batches tell of their samples only where these are trained."""
+        return frame.scope != "micro_batch" or frame.stage == "update_actor" or self.level == "tokens"
 
     def hidden(self, frame: Frame, layer: int, value: Any, now: int, *, along_sequence: bool) -> None:
         """The output of one layer; `along_sequence`: tensor parallelism has cut it along the tokens."""

@@ -63,6 +63,13 @@ class Frame:
             frame = frame.parent
         return frame is outer
 
+    def in_step(self) -> bool:
+        """Whether a step is around this call."""
+        frame = self.parent
+        while frame is not None and frame.scope != "step":
+            frame = frame.parent
+        return frame is not None
+
     def around(self) -> "Frame | None":
         """The innermost call around this one that has not ended; a task may outlive what it was begun from."""
         frame = self.parent

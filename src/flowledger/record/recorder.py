@@ -19,6 +19,7 @@ from flowledger.record.facts import Facts
 from flowledger.record.gpu.device import Device
 from flowledger.record.layers import module_in
 from flowledger.record.metrics import metric_rows
+from flowledger.record.models import Models
 from flowledger.record.numbering import Numbering
 from flowledger.record.observe import Observer
 from flowledger.record.place import ALONE, Place
@@ -81,7 +82,7 @@ class Recorder:
         self._observer = Observer(
             self.put, lambda: self.latest, level=level, templates=templates, rank=rank or 0, groups=groups
         )  # fmt: skip
-        self._hooks: Any = None  # ModelHooks, from the first model on
+        self._models = Models(self.guard_hook, None if level == "steps" else self._observer.layers)
         self._operators: Any = None  # SampledStep, while operators are watched
         self._spans = 0
         self.own_ns = self._rows = 0
@@ -93,7 +94,7 @@ class Recorder:
         self._facts = Facts(
             self._observer,
             metric=self.metric,
-            meet=self._meet,
+            meet=self._models.meet,
             bind=templates.bind,
             numbering=numbering,
             rank=rank or 0,
@@ -112,9 +113,9 @@ class Recorder:
         began, before = clock(), spent()
         here, probe = self._here, watch.probe
         if watch.scope in ("step", "stage"):
-            self.edges.end(watch.scope)
+            before = self._apart(before, self.edges.end, watch.scope)
             if probe.opens_step:
-                self.guard(self._steps_implied.before, probe.stage)
+                before = self._apart(before, self.guard, self._steps_implied.before, probe.stage)
         frame = inner(
             self.here(),
             name=watch.name, scope=watch.scope, stage=probe.stage, phase=probe.phase, role=watch.role,
@@ -123,8 +124,8 @@ class Recorder:
         if not frame.aside:
             self.latest = frame
         frame.id, frame.start_ns = self.new_span(), began
-        if self._hooks is not None:
-            frame.tokens_before = self._hooks.tokens
+        if self._models.hooks is not None:
+            frame.tokens_before = self._models.hooks.tokens
         around: AbstractContextManager[Any] | None = None
         if watch.looks_in or self._operators is not None:
             self._hush(True)
@@ -141,26 +142,35 @@ class Recorder:
         """Close the span of a call that returned."""
         began, before = clock(), spent()
         if self._here.frame is not frame:
-            self.edges.end_within(frame)
+            before = self._apart(before, self.edges.end_within, frame)
         self._hush(True)
         if watch.looks_out or frame.columns or (watch.scope == "stage" and self.level != "steps"):
             self.guard(self._left, watch, frame, args, kwargs, result, began)
         self._close(watch, frame, began, failed=False)
         if frame.done_step is not None:
-            self._done(frame.done_step)
-        self._hush(False)
+            before = self._apart(before, self._done, frame.done_step)
         self.own_ns += spent() - before
+        if watch.scope == "step" or watch.urgent or frame.done_step is not None:
+            self._closed(watch, frame)
+        self._hush(False)
 
     def fail(self, watch: Watch, frame: Frame, error: BaseException) -> None:
         """Close the span of a call that raised; what a stage or a step did not finish becomes a finding."""
         began, before = clock(), spent()
-        self.edges.end_within(frame, error)
+        before = self._apart(before, self.edges.end_within, frame, error)
         self._hush(True)
         self._device.raised(frame, error, began)
         self.guard(self._failures.passed, frame, error, began)
         self._close(watch, frame, began, failed=True)
-        self._hush(False)
         self.own_ns += spent() - before
+        self._closed(watch, frame)
+        self._hush(False)
+
+    def _apart(self, before: int, work: Callable[..., Any], *args: Any) -> int:
+        """Do what ends and begins other calls, which count their own time; returns `before`, moved on by that."""
+        counted = self.own_ns
+        work(*args)
+        return before + self.own_ns - counted
 
     def _done(self, step: int) -> None:
         """A step has ended, as a call has said: what comes belongs to the next, and the policy has learnt of this one."""
@@ -179,13 +189,18 @@ class Recorder:
         (frame.parent or self._root).policy_version = frame.policy_version
         if self._observer.lives.dead:
             self.guard(self._observer.lives.settle)
-        if self.hurry is not None and (watch.urgent or frame.done_step is not None or watch.scope == "step"):
+        if watch.scope in ("stage", "step") and not failed and self.level != "steps":
+            self.guard(self._observer.lives.look_for_holders, frame)
+
+    def _closed(self, watch: Watch, frame: Frame) -> None:
+        """A call is over and its time counted: the figures of a step follow, and its rows are hurried out."""
+        if watch.scope == "step":
+            before = spent()
+            self.guard(self._end_step, frame)
+            self.own_ns += spent() - before
+        ends = watch.scope == "step" or (frame.done_step is not None and not frame.in_step())  # else its end follows
+        if self.hurry is not None and (ends or watch.urgent):
             self.hurry()
-        if watch.scope in ("stage", "step"):
-            if not failed and self.level != "steps":
-                self.guard(self._observer.lives.look_for_holders, frame)
-            if watch.scope == "step":
-                self.guard(self._end_step, frame)
 
     def see(self, watch: Watch, frame: Frame, access: str, named: Named) -> None:
         """What a call has to show before it ends."""
@@ -241,7 +256,7 @@ class Recorder:
         def metric(name: str, value: float) -> None:
             self.guard(self.metric, name, value, frame, clock())
 
-        return counted(result, self.guard, metric, waits=self.level == "tokens")
+        return counted(result, self.guard_hook, metric, waits=self.level == "tokens")
 
     def find(self, row: FindingRow) -> None:
         """Write what was found out about the job, or about its recording."""
@@ -273,8 +288,7 @@ class Recorder:
         self.collectives.close()
         self._device.close()
         self.guard(self._observer.lives.close)
-        if self._hooks is not None:
-            self.guard(self._hooks.close)
+        self.guard(self._models.close)
 
     def _entered(
         self, watch: Watch, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], now: int
@@ -327,8 +341,9 @@ class Recorder:
 
     def _span(self, watch: Watch, frame: Frame, event: str, now: int | None = None) -> None:
         row = watch.span(frame, event, now)
-        if now is not None and self._hooks is not None and self._hooks.tokens > frame.tokens_before:
-            row.tokens_computed = self._hooks.tokens - frame.tokens_before
+        hooks = self._models.hooks
+        if now is not None and hooks is not None and hooks.tokens > frame.tokens_before:
+            row.tokens_computed = hooks.tokens - frame.tokens_before
         self.put(row, frame, now if now is not None else frame.start_ns)
 
     # ---------------------------------------------------------------- steps
@@ -345,7 +360,7 @@ class Recorder:
     def _around_step(self) -> AbstractContextManager[Any]:
         stack = ExitStack()
         stack.enter_context(self._operators.watching())
-        stack.enter_context(self._model_hooks().saving(self._operators.saved))
+        stack.enter_context(self._models.wanted().saving(self._operators.saved))
         return stack
 
     def _around_forward(self, watch: Watch, frame: Frame, model: Any) -> AbstractContextManager[Any] | None:
@@ -354,21 +369,7 @@ class Recorder:
             return None
         if frame.epoch or frame.mini_batch or frame.micro_batch:
             return None
-        return self._operators.forward(self._model_hooks(), module_in(model), frame)  # type: ignore[no-any-return]
-
-    def _meet(self, value: Any) -> None:
-        module = module_in(value)
-        if module is not None and (self._hooks is None or not self._hooks.knows(module)):
-            if self.level != "steps":
-                self._observer.layers.meet(module)
-            self._model_hooks().meet(module)
-
-    def _model_hooks(self) -> Any:
-        if self._hooks is None:
-            from flowledger.record.hooks import ModelHooks  # noqa: PLC0415  torch is wanted from here on only
-
-            self._hooks = ModelHooks(self.guard_hook)
-        return self._hooks
+        return self._operators.forward(self._models.wanted(), module_in(model), frame)  # type: ignore[no-any-return]
 
     def guard_hook(self, work: Callable[..., Any], *args: Any) -> Any:
         """`guard` for what runs in the middle of the job's own work: timed, and not seen by the operators' watch."""

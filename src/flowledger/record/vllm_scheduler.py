@@ -7,21 +7,21 @@ import atexit
 import time
 from collections.abc import Mapping
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, ref
 
 from flowledger.record.engine import Engine, Finished, Recording, Step
 
 Given = tuple[Any, ...]
 Named = Mapping[str, Any]
-_engines: WeakKeyDictionary[Any, Engine] = WeakKeyDictionary()  # by scheduler
+_engines: dict[int, tuple[ReferenceType[Any], Engine]] = {}  # by the id of a scheduler, and whose it is
 
 
 def scheduled(recorder: Recording, given: Given, _: Named, output: Any) -> None:
     """`Scheduler.schedule` has chosen who runs in the next step."""
-    scheduler, now = given[0], time.time()
+    scheduler = given[0]
     engine = _engine(recorder, scheduler)
     for new in output.scheduled_new_reqs:
-        waited_s = max(now - scheduler.requests[new.req_id].arrival_time, 0.0)
+        waited_s = max(time.time() - scheduler.requests[new.req_id].arrival_time, 0.0)
         engine.started(new.req_id, cached_tokens=new.num_computed_tokens, waited_s=waited_s)
     if output.total_num_scheduled_tokens:
         running, waiting = scheduler.get_request_counts()
@@ -62,10 +62,14 @@ def versioned(recorder: Recording, given: Given, named: Named, _: object) -> Non
 
 
 def _engine(recorder: Recording, scheduler: Any) -> Engine:
-    engine = _engines.get(scheduler)
-    if engine is None or engine.recorder is not recorder:  # a fork has a recorder of its own
-        engine = _engines[scheduler] = Engine(recorder)
-        atexit.register(engine.write)  # what it did last, where it ends with an error
+    """The engine of a scheduler. Asked for every token, so that a dictionary by weak references would be too slow."""
+    key = id(scheduler)
+    known = _engines.get(key)
+    if known is not None and known[0]() is scheduler and known[1].recorder is recorder:  # a fork has one of its own
+        return known[1]
+    engine = Engine(recorder)
+    _engines[key] = ref(scheduler), engine
+    atexit.register(engine.write)  # what it did last, where it ends with an error
     return engine
 
 

@@ -29,6 +29,7 @@ from flowledger.record.position import Frame, OnceAStage
 
 _WHOLE = ("epoch", "mini_batch", "micro_batch", "decode", "call")  # one row at the end is enough
 _MISSING = object()
+_ITEMS: Any = type({}.items())
 _AT_STEPS = ("attention_mask", "generation_metadata")
 _FACTS_AT_STEPS = ("step", "at_step", "done_step", "micro_batch", "policy_version", "model", "metrics")
 Named = list[tuple[str, Any]]
@@ -133,18 +134,50 @@ def _role_of(name: str | None) -> str | None:
 
 
 def pick(paths: list[tuple[Path, str]], source: Any, given: Any = None) -> Named:
-    """What the paths lead to, None and what is not there left out. Paths from `args` start at `given`."""
+    """What the paths lead to, None and what is not there left out. Paths from `args` start at `given`.
+
+    Of several paths in succession to entries of one mapping (a batch), the way to it is gone once.
+    """
     found = []
-    for path, name in paths:
+    ahead: Path | None = None  # the way to the mapping that was opened last
+    entries: Mapping[str, Any] = {}
+    for number, (path, name) in enumerate(paths):
         if len(path) == 1 and type(source) is dict:  # what most paths are: a parameter by its name
             value = source.get(path[0])
-        elif path and path[0] == "args" and given is not None:
-            value = _follow(given, path[1:])
+        elif ahead is not None and path[:-1] == ahead:
+            value = entries.get(path[-1])
         else:
-            value = _follow(source, path)
+            start, way = (given, path[1:]) if path and path[0] == "args" and given is not None else (source, path)
+            ahead = None
+            if way and number + 2 < len(paths) and paths[number + 2][0][:-1] == path[:-1]:
+                holder = _follow(start, way[:-1])
+                opened = _opened(holder)
+                if opened is None:
+                    value = _follow(holder, way[-1:])
+                else:
+                    ahead, entries = path[:-1], opened
+                    value = entries.get(path[-1])
+            else:
+                value = _follow(start, way)
         if value is not _MISSING and value is not None:
             found.append((name, value))
     return found
+
+
+def _opened(holder: Any) -> Mapping[str, Any] | None:
+    """The dictionary in which a mapping keeps its entries, where it lets that be seen; None elsewhere.
+
+    To ask a TensorDict for an entry takes thirty times as long as to ask the dictionary that its `items` belong to.
+    """
+    if type(holder) is dict:
+        return holder
+    if not isinstance(holder, Mapping):
+        return None
+    try:
+        items: Any = holder.items()
+    except Exception:  # noqa: BLE001  one that cannot list its entries is asked for each
+        return None
+    return items.mapping if type(items) is _ITEMS else None
 
 
 def split(table: Mapping[str, str]) -> tuple[list[tuple[Path, str]], list[tuple[Path, str]]]:
