@@ -105,6 +105,8 @@ def test_what_is_told_counts_before_what_was_heard() -> None:
     [
         ("torchrun --nnodes=1:4 --nproc_per_node=8 train.py", 0, 8),  # one to four machines: eight ranks or more
         ("torchrun --nnodes 2:2 --nproc-per-node 4 train.py", 8, 8),
+        ('torchrun --nnodes="2" --nproc_per_node="4" train.py', 8, 8), ("torchrun --nnodes='1:4' --nproc_per_node=8 train.py", 0, 8),
+        ("torchrun --nnodes=$NNODES --nproc_per_node=8 train.py", 0, 8), ("torchrun --nnodes=1:max --nproc_per_node=8 train.py", 0, 8),
         ("torchrun --nnodes=4:1 --nproc_per_node=8 train.py", 0, 0),  # no range
         ("torchrun --nproc_per_node=0 train.py", 0, 0), ("torchrun --nnodes=999999 --nproc_per_node=99999 train.py", 0, 0),
         ("accelerate launch --num_processes 9999999 x.py", 0, 0),

@@ -78,4 +78,5 @@ def test_bytes_are_written_as_bytes_and_no_number_needs_more_than_nine_signs() -
 def test_bars_are_means_of_equal_shares_of_the_steps() -> None:
     assert metric_lines.spark([0.0] * 50 + [1.0] * 50, 4) == "▁▁██"
     assert metric_lines.spark([0.0, 1.0, 2.0, 3.0], 2) == "▁█" and metric_lines.spark([], 4) == ""
+    assert metric_lines.spark([1.7e308, -1.7e308, 1.7e308, 1.7e308], 3) == "█▁█"  # wider than a number can be
     assert metric_lines.spark([5.0, 5.0], 8) == "▁▁" and metric_lines.spark([0.0, None, 4.0, 4.0], 2) == "×▁"

@@ -19,8 +19,9 @@ from flowledger.ledger.writer import Writer
 from flowledger.show import memory_lines, metric_lines, plain, terminal
 from flowledger.show.allocator import held_back, most_reserved
 from flowledger.show.page import memory_peak
+from flowledger.show.shortage import shortages
 from flowledger.show.tables import TABLES, table
-from flowledger.show.words import human_bytes, human_number, human_shape, visible
+from flowledger.show.words import human_bytes, human_number, human_shape, visible, written
 from tests.ledger.synthetic import BINDINGS, slow_run, synthetic_run
 
 EIGHT = [
@@ -287,11 +288,29 @@ def test_a_metric_that_is_not_a_number_is_shown_and_null_in_json(ledger: Ledger)
     ("value", "text"),
     [
         (68_612_102_554, "68,612,102,554"), (6.861e10, "68,610,000,000"), (1986, "1,986"), (1234.56, "1,235"), (0.31416, "0.3142"), (-0.0, "0"),
-        (-5e9, "-5,000,000,000"), (2.142e-08, "2.142e-8"), (6.8612e18, "6.861e18"), (1e-6, "1e-6"), (float("nan"), "nan"), (float("-inf"), "-inf"),
+        (-5e9, "-5,000,000,000"), (2.142e-08, "2.142e-8"), (6.8612e18, "6.861e18"), (1e-6, "1e-6"), (9999.6, "10,000"), (float("nan"), "nan"), (float("-inf"), "-inf"),
     ],
 )  # fmt: skip
 def test_numbers_have_their_thousands_apart_and_an_exponent_only_where_nobody_counts(value: float, text: str) -> None:
     assert human_number(value) == text
+
+
+def test_times_and_shares_have_no_exponent_and_no_minus_that_says_nothing() -> None:
+    assert [written(value, "seconds") for value in (-3.0, 0.9996, 9.996, 0.0123)] == [
+        "-3.00 s",
+        "1.00 s",
+        "10.0 s",
+        "12.3 ms",
+    ]
+    assert written(-0.0, "percent") == "0%"
+
+
+def test_a_size_that_is_none_is_not_told(tmp_path: Path) -> None:
+    said = FindingRow(
+        id="crash", verdict="fail", message="CUDA out of memory. Tried to allocate 1.2.3 GiB", t_ns=1, order="import"
+    )
+    with Ledger(run_of(tmp_path / "oom", {0: [said]})) as ledger:
+        assert shortages(ledger) == []
 
 
 def test_words_for_people() -> None:

@@ -103,6 +103,7 @@ def test_health_is_judged_at_the_edges():
     assert not clip.is_healthy(math.nan)
     assert metric("rollout_gap/pearson").is_healthy(1 + 4e-16)  # by rounding
     assert not metric("rollout_gap/pearson").is_healthy(1.001)
+    assert not metric("update_ratio").is_healthy(0.0)  # a bound of 1e-9 has no room for rounding
     assert metric("entropy").is_healthy(1e9)  # open towards infinity
     assert metric("lr").is_healthy(1.0) is None
 

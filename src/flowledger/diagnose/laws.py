@@ -241,7 +241,7 @@ def memory_adds_up(ledger: Ledger) -> Answer:
     """Law 5: at every instant of a step whose operators were watched, what lives by kind does not exceed the allocator's count."""
     readings = ledger.rows(
         "SELECT step, stage, phase, instant, allocated, residue FROM memory_readings "
-        f"WHERE source <> 'plan' AND allocated IS NOT NULL AND residue IS NOT NULL AND {WHOLE}"
+        f"WHERE source <> 'plan' AND allocated IS NOT NULL AND residue IS NOT NULL AND {WHOLE} ORDER BY step, t_ns, process"
     )
     if not readings:
         return Answer(needs=("memory by kind: record.level = tensors and record.ops_every > 0",))

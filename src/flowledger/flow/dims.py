@@ -93,7 +93,7 @@ def parse_dim(text: str) -> Dim:
     """`Dim` for an expression. Raises BadInput naming the part that is not a dimension, or the unknown symbol."""
     try:
         tree = ast.parse(text.strip(), mode="eval").body
-    except SyntaxError:
+    except (SyntaxError, ValueError):  # ValueError: a null byte, or what is no text (UnicodeEncodeError)
         raise BadInput(f"dimension {text!r} is not an expression; write names, *, +, - and ceil(a / b)") from None
     return Dim(_spell(tree, text))
 

@@ -279,15 +279,15 @@ CREATE VIEW shapes AS FROM shapes_at(NULL);
 -- The memory ledger: of several readings of one instant in one stage (micro-batches), the fullest.
 CREATE VIEW memory_by_stage AS
 SELECT memory_readings.* FROM memory_readings LEFT JOIN flow_stages USING (stage)
-QUALIFY row_number() OVER (PARTITION BY run, source, process, step, stage, phase, instant ORDER BY coalesce(allocated, known) DESC NULLS LAST, t_ns) = 1
-ORDER BY step, flow_stages.position NULLS LAST, phase IS NULL, phase_position(phase), instant = 'end', t_ns;
+QUALIFY row_number() OVER (PARTITION BY run, source, process, step, stage, phase, instant ORDER BY coalesce(allocated, known) DESC NULLS LAST, t_ns, epoch, mini_batch, micro_batch) = 1
+ORDER BY step, flow_stages.position NULLS LAST, phase IS NULL, phase_position(phase), instant = 'end', t_ns, process, instant;
 
 -- The peak of each step: where live tensors were watched, their fullest moment; else the fullest reading of the allocator.
 CREATE VIEW peaks AS
 SELECT * EXCLUDE (peak_since_stage), CASE WHEN instant = 'peak' THEN coalesce(allocated, known) ELSE allocated END AS peak
 FROM memory_readings WHERE CASE WHEN instant = 'peak' THEN coalesce(allocated, known) ELSE allocated END IS NOT NULL
 QUALIFY row_number() OVER (PARTITION BY run, source, process, step
-    ORDER BY instant = 'peak' DESC, peak DESC, known DESC NULLS LAST, t_ns) = 1
+    ORDER BY instant = 'peak' DESC, peak DESC, known DESC NULLS LAST, t_ns, stage, phase, epoch, mini_batch, micro_batch, instant) = 1
 ORDER BY step, process;
 
 -- -------------------------------------------------------------------------------------------------------- lifetimes

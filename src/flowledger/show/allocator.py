@@ -14,4 +14,4 @@ def most_reserved(readings: Iterable[Row]) -> Row | None:
 
 def held_back(reading: Row) -> int:
     """Bytes that were reserved and not allocated: kept for reuse, or in pieces too small to be of use."""
-    return int(reading["reserved"]) - int(reading["allocated"])
+    return max(0, int(reading["reserved"]) - int(reading["allocated"]))

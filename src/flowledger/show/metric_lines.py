@@ -161,9 +161,11 @@ def spark(values: Sequence[float | None], width: int = MOST_BARS) -> str:
         return ""
     count = min(width, len(values))
     shares = [values[at * len(values) // count : (at + 1) * len(values) // count] for at in range(count)]
-    means = [None if None in share else sum(filter(None, share)) / len(share) for share in shares]
+    means = [None if None in share else sum((one or 0.0) / len(share) for one in share) for share in shares]
     seen = [value for value in means if value is not None]
-    low, span = (min(seen), max(seen) - min(seen)) if seen else (0.0, 0.0)
+    low, span = (
+        (min(seen) / 2, max(seen) / 2 - min(seen) / 2) if seen else (0.0, 0.0)
+    )  # halves, for the whole may be too large a number
     return "".join(
-        "×" if v is None else BARS[int((v - low) / span * (len(BARS) - 1))] if span else BARS[0] for v in means
+        "×" if v is None else BARS[int((v / 2 - low) / span * (len(BARS) - 1))] if span else BARS[0] for v in means
     )

@@ -7,7 +7,7 @@ from flowledger.ledger.reader import Ledger
 
 IDS = ("out_of_memory", "crash")
 UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-SIZE = r"(\d[\d,.]*) ?(bytes|[KMGT]iB)"
+SIZE = r"(?<![\d.,])(\d[\d,]*(?:\.\d+)?) ?(bytes|[KMGT]iB)"
 ASKED = re.compile(rf"[Tt]ried to allocate {SIZE}|{SIZE} more were asked for")
 FREE = re.compile(rf"of which {SIZE} is free|{SIZE} of [\d,.]+ ?[KMGT]iB were free|{SIZE} free")
 
@@ -28,4 +28,4 @@ def _size(found: re.Match[str] | None) -> int | None:
     if found is None:
         return None
     number, unit = (part for part in found.groups() if part is not None)
-    return round(float(number.rstrip(".").replace(",", "")) * UNITS[unit])
+    return round(float(number.replace(",", "")) * UNITS[unit])

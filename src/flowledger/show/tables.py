@@ -273,19 +273,20 @@ def _memory_summary(ledger: Ledger, step: int | None, _stage: str | None) -> dic
     if not peaks:
         return {}
     highest = max(peaks, key=lambda row: (row["instant"] == "peak", row["peak"], row["known"] is not None))
-    held = "FROM memory_readings WHERE source <> 'plan' AND allocated IS NOT NULL AND (?::BIGINT IS NULL OR step = ?)"
+    held = "FROM memory_readings WHERE source <> 'plan' AND reserved IS NOT NULL AND (?::BIGINT IS NULL OR step = ?)"
     most = ledger.rows(
-        f"{held} QUALIFY reserved = max(reserved) OVER () ORDER BY t_ns", [step, step]
+        f"{held} QUALIFY reserved = max(reserved) OVER () ORDER BY t_ns, process, stage, phase, instant", [step, step]
     )  # only these can be the one
     counted = ledger.rows(  # by a device's own counters, which miss nothing between two readings
         "FROM memory_readings WHERE source <> 'plan' AND reserved_peak_since_stage IS NOT NULL AND stage IS NOT NULL "
-        "AND (?::BIGINT IS NULL OR step = ?) ORDER BY peak_since_stage DESC, t_ns LIMIT 1",
+        "AND (?::BIGINT IS NULL OR step = ?) ORDER BY peak_since_stage DESC, t_ns, process, stage, phase, instant LIMIT 1",
         [step, step],
     )
     return {
         "peak": highest,
         "counted": counted[0] if counted else None,
-        "allocator": most_reserved(most),
+        "allocator": most_reserved(most)
+        or min(most, key=lambda row: row["step"] or 0, default=None),  # where a framework tells its peak alone
         "shortages": shortages(ledger, step),
         "estimates": [] if highest["source"] == "plan" else estimates(ledger, highest, step=step),
     }
@@ -297,7 +298,7 @@ def _balance_summary(ledger: Ledger, step: int | None, stage: str | None) -> dic
         'WITH mine AS (SELECT step, stage, comm_type, "group", last_rank, last_stage, rank, sum(seconds) AS seconds '
         "FROM waited WHERE (?::BIGINT IS NULL OR step = ?) AND (?::VARCHAR IS NULL OR ? IN (stage, last_stage)) GROUP BY ALL) "
         "SELECT * EXCLUDE (rank, seconds), list(rank ORDER BY rank) AS ranks, max(seconds) AS seconds "
-        f"FROM mine GROUP BY ALL ORDER BY seconds DESC, step, last_rank LIMIT {LONGEST_WAITS}",
+        f'FROM mine GROUP BY ALL ORDER BY seconds DESC, step, last_rank, stage, last_stage, comm_type, "group" LIMIT {LONGEST_WAITS}',
         [step, step, stage, stage],
     )
     return {"waits": waits} if waits else {}

@@ -43,7 +43,8 @@ def short_exponent(text: str) -> str:
 
 
 def human_seconds(value: float) -> str:
-    return f"{value:.1f} s" if value >= 10 else f"{value:.2f} s" if value >= 1 else f"{value * 1e3:.3g} ms"
+    size = abs(value)
+    return f"{value:.1f} s" if size >= 9.995 else f"{value:.2f} s" if size >= 0.9995 else f"{value * 1e3:.3g} ms"
 
 
 def human_shape(shape: Sequence[int], smallest: Sequence[int] | None = None) -> str:
@@ -84,7 +85,7 @@ FORMS: dict[str, Callable[[Any], str]] = {
     "count": human_count,
     "number": human_number,
     "setting": lambda value: f"{value:.10g}",
-    "percent": lambda value: f"{value:.0%}" if abs(value) >= 0.0995 or value == 0 else f"{value:.1%}",
+    "percent": lambda value: f"{value + 0.0:.0%}" if abs(value) >= 0.0995 or value == 0 else f"{value:.1%}",
     "seconds": human_seconds,
     "milliseconds": lambda value: human_seconds(value / 1e3),
     "shape": human_shape,

@@ -23,8 +23,12 @@ LISTS = ("sources", "mission", "told_by")  # columns that hold several
 def lies_within(bounds: tuple[float | None, float | None], value: float) -> bool:
     """Whether a number lies between bounds, both inclusive, where None bounds nothing; but for rounding. NaN lies nowhere."""
     low, high = bounds
-    slack = ROUNDING * max(1.0, abs(value)) if math.isfinite(value) else 0.0
-    return not math.isnan(value) and (low is None or value >= low - slack) and (high is None or value <= high + slack)
+    above = low is None or value >= low - ROUNDING * _size(low)
+    return not math.isnan(value) and above and (high is None or value <= high + ROUNDING * _size(high))
+
+
+def _size(bound: float) -> float:
+    return abs(bound) if math.isfinite(bound) else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -345,3 +345,13 @@ def test_a_plan_is_drawn_in_chinese_and_dark(opened: Open, made: Made, planned: 
         "[...document.querySelectorAll('#mesh *')].flatMap((e) => [...e.childNodes]).filter((n) => n.nodeType === 3 && /^mesh_/.test(n.data)).map((n) => n.data)"
     )
     assert untold == []
+
+
+def test_a_page_is_the_same_each_time(planned: Path) -> None:
+    """Rows of a database have no order of their own; what is made of them must have one."""
+    told = []
+    for _ in range(4):
+        with Ledger(planned) as ledger:
+            book = Book(ledger=ledger)
+            told.append([mesh.data(book, choice) for choice in mesh.choices(book)])
+    assert all(one == told[0] for one in told)

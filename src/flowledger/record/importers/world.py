@@ -31,10 +31,12 @@ AXES: Mapping[str, Mapping[str, str]] = {
     "nemo_rl": {"tp": "policy.dtensor_cfg.tensor_parallel_size", "cp": "policy.dtensor_cfg.context_parallel_size"},
 }
 PER_NODE = re.compile(
-    r"--?n(?:proc[-_]per[-_]node|-?gpus[-_]per[-_]node)[ =](\d{1,5})\b|\btrainer\.n_gpus_per_node=(\d{1,5})\b"
+    r"--?n(?:proc[-_]per[-_]node|-?gpus[-_]per[-_]node)[ =][\"']?(\d{1,5})\b|\btrainer\.n_gpus_per_node=(\d{1,5})\b"
 )
 # `--nnodes=1:4`: as many as come, of these.
-NODES = re.compile(r"--?(?:nnodes|num[-_]machines)[ =](\d{1,6})(?::(\d{1,6}))?\b|\btrainer\.nnodes=(\d{1,6})\b")
+NODES = re.compile(
+    r"(?:--?(?:nnodes|num[-_]machines)[ =]|\btrainer\.nnodes=)[\"']?(?:(\d{1,6})(?::(\d{1,6}))?(?![\w:]))?"
+)
 DEVICE = re.compile(r"\bGPU (\d{1,4}) has a total capacity")  # torch's own number of it
 PROCESSES = re.compile(r"--num[-_]processes[ =](\d{1,7})\b")  # accelerate: of all machines
 
@@ -80,12 +82,15 @@ def _launched(command: str) -> tuple[int, int]:
         return 0, 0
     else:
         fewest, most = (int(each[1] or each[2]) * nodes for nodes in _nodes(command))
+        most = min(most, MOST)
     return (fewest, most) if 0 < fewest <= most <= MOST else (0, 0)
 
 
 def _nodes(command: str) -> tuple[int, int]:
-    """(fewest, most) machines of a launch: one where it names none."""
+    """(fewest, most) machines of a launch: one where it names none, any number where it names one that cannot be read (`$NNODES`)."""
     if (found := NODES.search(command)) is None:
         return 1, 1
-    least = int(found[1] or found[3])
+    if found[1] is None:
+        return 1, MOST
+    least = int(found[1])
     return least, int(found[2]) if found[2] else least

@@ -36,8 +36,9 @@ export function percent(value) {
 }
 
 export function seconds(value) {
-  if (value >= 10) return `${value.toFixed(1)} s`;
-  if (value >= 1) return `${value.toFixed(2)} s`;
+  const size = Math.abs(value);
+  if (size >= 9.995) return `${value.toFixed(1)} s`;
+  if (size >= 0.9995) return `${value.toFixed(2)} s`;
   return `${Number((value * 1e3).toPrecision(3))} ms`;
 }
 

@@ -18,7 +18,7 @@ PLANNED = "FROM memory_by_stage WHERE instant = 'peak' AND stage IS NOT NULL"
 OF_RANKS = """
 SELECT source, stage, rank, max(rank_count) AS rank_count, max(greatest(peak_since_stage, allocated)) AS allocated, max(known) AS known
 FROM memory_readings LEFT JOIN (SELECT process, max(rank_count) AS rank_count FROM memory WHERE source = 'plan' GROUP BY process) USING (process)
-WHERE step IS NOT DISTINCT FROM ? AND stage IS NOT NULL AND rank IS NOT NULL GROUP BY source, stage, rank ORDER BY rank
+WHERE step IS NOT DISTINCT FROM ? AND stage IS NOT NULL AND rank IS NOT NULL GROUP BY source, stage, rank ORDER BY rank, stage, source
 """
 
 
@@ -90,7 +90,7 @@ TOKENS = """
 SELECT process, step, any_value(stage) AS stage, any_value(epoch) AS epoch, any_value(mini_batch) AS mini_batch, any_value(micro_batch) AS micro_batch,
     max(tokens_computed) AS tokens
 FROM spans WHERE list_contains(?::BIGINT[], step) AND source <> 'plan' AND micro_batch IS NOT NULL AND span_kind <> 'comm'
-GROUP BY process, step, id HAVING tokens IS NOT NULL
+GROUP BY process, step, id HAVING tokens IS NOT NULL ORDER BY process, step, id
 """
 
 

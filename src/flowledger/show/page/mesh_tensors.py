@@ -33,7 +33,7 @@ WITH placed AS (
         ORDER BY layer NULLS LAST, epoch NULLS FIRST, mini_batch NULLS FIRST, micro_batch NULLS FIRST))
 FROM placed WHERE nth = 1
 QUALIFY row_number() OVER (PARTITION BY source, role, stage, phase, tensor_name, dims, placement, access, rank ORDER BY seq) = 1
-ORDER BY rank
+ORDER BY role, stage, phase, tensor_name, dims, placement, access, rank, seq
 """
 
 
@@ -66,6 +66,8 @@ def tensors_of(
     groups: dict[tuple[str, ...], Rows] = {}
     for row in rows:
         groups.setdefault((*(str(row[name]) for name in SAME), str(row["placement"])), []).append(row)
+    for group in groups.values():
+        group.sort(key=lambda row: -1 if row["rank"] is None else row["rank"])
     return _alike(sorted((_entry(job, group) for group in groups.values()), key=_order)), []
 
 

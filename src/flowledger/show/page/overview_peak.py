@@ -68,6 +68,6 @@ def _allocator(book: Book) -> Data | None:
     """The fullest reading of the allocator: beside live tensors it counts what they leave unexplained."""
     rows = book.seen(
         "SELECT source, stage, phase, step, rank, allocated, reserved FROM memory_readings WHERE allocated IS NOT NULL AND source <> 'plan' "
-        "ORDER BY allocated DESC, t_ns LIMIT 1"
+        "ORDER BY allocated DESC, t_ns, process, stage, phase, instant LIMIT 1"
     )
     return rows[0] if rows else None

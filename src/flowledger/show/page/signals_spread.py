@@ -37,7 +37,7 @@ cut AS (
         CASE WHEN far THEN q_low ELSE least END AS low, CASE WHEN far THEN q_high ELSE most END AS high FROM ends),
 edges AS (
     SELECT name, whole, far, CASE WHEN whole THEN floor(low) - 0.5 WHEN high > low THEN low ELSE low - 0.5 END AS first,
-        CASE WHEN whole THEN ceil((floor(high) - floor(low) + 1) / {bins}) WHEN high > low THEN (high - low) / {bins} ELSE 1.0 / {bins} END AS width FROM cut),
+        CASE WHEN whole THEN ceil((floor(high) - floor(low) + 1) / {bins}) WHEN high > low THEN high / {bins} - low / {bins} ELSE 1.0 / {bins} END AS width FROM cut),
 counted AS (
     SELECT name, step, greatest(0, least({bins} - 1, floor((value - first) / width)))::BIGINT AS bin, count(*) AS samples
     FROM finite JOIN edges USING (name) GROUP BY name, step, bin),
