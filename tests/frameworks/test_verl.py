@@ -81,7 +81,10 @@ def _agree(trainer: str, one: list[dict[str, float]], other: list[dict[str, floa
     if trainer == "v0":
         assert one == other
         return
-    assert one[0] == pytest.approx(other[0], rel=2e-3, abs=2e-3)
+    for name, value in one[0].items():
+        summed = 2e-2 if name.endswith("_seq") else 2e-3  # exponentials of what all tokens of a sample differ by
+        assert value == pytest.approx(other[0][name], rel=2e-3, abs=summed), name
+    assert one[0].keys() == other[0].keys()
     for mine, theirs in zip(one, other, strict=True):
         sampled = {
             name

@@ -108,7 +108,7 @@ def _ahead() -> None:
     """Load what makes a page while the database reads the rows: half a second of Python, which that does not need."""
     from importlib import import_module
 
-    for name in ("diagnose.findings", "diagnose.measures", "cli.in_chinese", "show.page.document", "show.page.html"):
+    for name in ("diagnose.measures", "cli.in_chinese", "show.page.document", "show.page.html"):
         import_module(f"flowledger.{name}")
 
 
@@ -136,7 +136,6 @@ def book(ledger: "Ledger", planned: "Ledger | None", aside: ThreadPoolExecutor |
 
 def findings(ledger: "Ledger") -> "Sequence[dict[str, Any]]":
     """What a run's recorder found at its end; of one that has not ended, or was imported, what its rows say now."""
-    from flowledger.diagnose.findings import findings as look
     from flowledger.show.plain import clean
 
     ranks = {
@@ -147,6 +146,8 @@ def findings(ledger: "Ledger") -> "Sequence[dict[str, Any]]":
         row | {"rank": ranks.get((row["id"], row["step"], row["message"]))} for row in ledger.rows("FROM findings_view")
     ]
     if not any(row["order"] == "laws" for row in told) and _has_happened(ledger):
+        from flowledger.diagnose.findings import findings as look
+
         known = {(row["id"], row["message"]) for row in told}
         found = [clean(_row(one)) for one in look(ledger)]
         told += [row for row in found if (row["id"], row["message"]) not in known]
