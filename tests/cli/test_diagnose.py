@@ -65,7 +65,7 @@ def test_a_run_is_told_with_step_evidence_cause_and_next(call: Call, sickly: Pat
     out = " ".join(out.split())  # however wide the terminal is
     assert (code, err) == (0, "")
     assert (
-        "First step that fails" in out
+        "First question that fails" in out
         and "Shape mismatch, question 3 of 4: Then look at mask / broadcast / reshape." in out
     )
     assert "sample 0 position 0: attention 1, response 0, loss 1" in out
@@ -75,8 +75,8 @@ def test_a_run_is_told_with_step_evidence_cause_and_next(call: Call, sickly: Pat
 
 def test_the_same_in_chinese_with_the_words_of_the_mission(call: Call, sickly: Path) -> None:
     _, out, _ = call("diagnose", sickly, "--lang", "zh")
-    assert "第一个不通过的步骤" in out and "再看 mask / broadcast / reshape。" in out and "最可能的原因" in out
-    assert "First step" not in out
+    assert "第一个不通过的问题" in out and "再看 mask / broadcast / reshape。" in out and "最可能的原因" in out
+    assert "First question" not in out
 
 
 def test_json_has_findings_in_order_and_the_summary(call: Call, sickly: Path) -> None:
@@ -201,7 +201,7 @@ def test_a_run_that_is_well_has_no_failing_step(call: Call, tmp_path: Path) -> N
     ]
     path = sick.run(tmp_path / "well", [fine], level="tokens")
     code, out, _ = call("diagnose", path, "--fail-on", "warn", "--order", "shape_mismatch", "--all")
-    assert code == 0 and "no step fails" in out and "First step" not in out
+    assert code == 0 and "no question fails" in out and "First question" not in out
 
 
 # ---------------------------------------------------------------------------------------------------- what is fed in

@@ -38,6 +38,12 @@ def test_a_trace_is_a_compressed_file_where_its_name_says_so(call: Call, run: Pa
     assert stages == ["ProfilerStep#1", *STAGE_MS]
 
 
+@pytest.mark.parametrize("form", ["perfetto", "prometheus", "parquet"])
+def test_folders_that_are_missing_are_made_for_every_form(call: Call, run: Path, tmp_path: Path, form: str) -> None:
+    code, _, _ = call("export", run, "--to", form, "-o", tmp_path / "new" / "inner" / "made.json")
+    assert code == 0 and (tmp_path / "new" / "inner" / "made.json").exists()
+
+
 def test_metrics_that_no_row_has_are_there_too(
     call: Call, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from flowledger.cli.plan import read_source
 from flowledger.ledger.rows import TensorRow, columns
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -250,3 +251,13 @@ def test_a_job_that_nobody_named_has_the_name_of_its_file(call: Call, tmp_path: 
         code, out, _ = call("plan", tmp_path / file, *more)
         assert code == 0 and out.startswith(f"plan {name} ")
         assert json.loads(call("plan", tmp_path / file, *more, "--json")[1])["run"] == name
+
+
+def test_a_job_whose_launch_gives_it_no_name_has_that_of_its_file(tmp_path: Path) -> None:
+    path = tmp_path / "mine.sh"
+    path.write_text(
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm actor_rollout_ref.model.path=Qwen/Qwen3-8B\n"
+    )
+    assert read_source(str(path), [], None, None, None, None, None).config.name == "mine"
+    given = read_source(str(path), ["trainer.experiment_name=my_own"], None, None, None, None, None)
+    assert given.config.name == "my_own"

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from flowledger.config.detect import FRAMEWORKS, Asked, framework_of, read
+from flowledger.config.detect import FLAGS, FRAMEWORKS, Asked, framework_of, read
+from flowledger.config.settings import table
 from flowledger.flow.errors import BadInput
 
 ROOT = Path(__file__).parents[2]
@@ -25,12 +26,39 @@ EXAMPLES, DATA = ROOT / "examples", ROOT / "tests" / "data"
         ("accelerate launch train_grpo.py --num_generations 8", "trl"),
         ("python examples/run_grpo_math.py --config a.yaml", "nemo_rl"),
         ("python -m areal.launcher.local examples/math/gsm8k_grpo.py --config a.yaml", "areal"),
+        ("accelerate launch train.py --num_generations 8 --per_device_train_batch_size 8", "trl"),
+        ("accelerate launch run_grpo.py --max-completion-length=512", "trl"),
+        ("accelerate launch train.py --config a.yaml", None),  # slime is not started so
+        ("deepspeed train.py --vllm_num_engines 2 --micro_rollout_batch_size 8", "openrlhf"),
+        ("python grpo.py --hf-checkpoint x --num-rollout 9", "slime"),
+        ("python3 -m verl.trainer.main_ppo --num_generations 8", "verl"),
         ("python prepare_data.py --out /tmp", None),
         ("echo --note=verl", None),  # words of options are not what is started
     ],
 )
 def test_a_command_line_names_its_framework(command: str, framework: str | None) -> None:
     assert framework_of(command.split()) == framework
+
+
+def test_a_flag_that_tells_a_framework_is_known_to_that_one_alone() -> None:
+    flags = {name: table(name)["flag"] for name in ("slime", "openrlhf")}
+    knows = {
+        "trl": {name for key in ("defaults", "unset", "older", "lists") for name in table("trl")[key]},
+        "slime": {row["key"] for row in flags["slime"]} | {*table("slime")["others"], *table("slime")["megatron"]},
+        "openrlhf": {row[key] for row in flags["openrlhf"] for key in ("key", "older") if key in row},
+    }
+    for framework, names in FLAGS.items():
+        for name in names:
+            assert [one for one, known in knows.items() if name in known] == [framework], name
+
+
+def test_a_guess_by_a_program_s_name_that_fails_says_what_it_rests_on(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"taken for slime because of train\.py: --framework says otherwise$"):
+        read(script(tmp_path, "python train.py --lr 1e-6"), Asked())
+    for line, asked in (("python train.py --hf-checkpoint x", Asked()), ("python train.py", Asked(framework="slime"))):
+        with pytest.raises(BadInput) as error:
+            read(script(tmp_path, line), asked)
+        assert "taken for" not in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -184,5 +184,16 @@ def test_evidence_has_plain_names_and_one_line_on_when_it_was_true(tmp_path: Pat
         (told,) = alarms.check(ledger, [rule(when, **{"for": 2})])
     assert told.evidence == [
         "step 9: policy_kl = 9", "step 9: usual policy_kl = 0.01", "step 9: policy_kl 4 steps before = 0.01",
+            "fired on first(ref_kl, policy_kl) > 3 * usual(first(ref_kl, policy_kl)): 9 against 0.03",
         "true since step 8, 2 steps in a row; in 4 of the 8 steps judged",
     ]  # fmt: skip
+
+
+def test_the_bound_that_fired_is_told_and_not_the_one_beside_it(tmp_path: Path) -> None:
+    """Entropy falls from 0.6 to 0.1, below half of its usual value less 0.05 = 0.25; the fixed bound of 0.01 is far."""
+    rows = [(0, metric(step, "entropy", 0.6 if step < 16 else 0.1)) for step in range(18)]
+    with Ledger(written(tmp_path / "run", rows)) as ledger:
+        told = {one.id: one for one in alarms.check(ledger)}["entropy_collapse"]
+    assert told.evidence is not None
+    assert "fired on entropy < 0.5 * usual(entropy) - 0.05: 0.1 against 0.25" in told.evidence
+    assert not any(line.startswith("bound") for line in told.evidence)

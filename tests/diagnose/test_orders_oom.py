@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowledger.diagnose.orders import walk
+from flowledger.diagnose.orders import changes, walk
 from flowledger.diagnose.orders.allocation import tensors_of
 from flowledger.diagnose.orders.budget import token_counts
 from flowledger.diagnose.orders.evidence import Evidence
@@ -71,7 +71,7 @@ def test_the_logits_of_a_full_budget_are_named() -> None:
 @given(tokens=st.integers(4096, 120_000), width=st.sampled_from([2, 4]), copies=st.integers(1, 2))
 def test_logits_of_any_number_of_known_tokens_are_found(tokens: int, width: int, copies: int) -> None:
     size = printed(tokens * 151936 * width * copies)
-    found = tensors_of(size, QWEN3_8B, [tokens, 12_345_678], degrees={}, stage="update_actor")
+    found = tensors_of(size, QWEN3_8B, [tokens, 1_234_567_890], degrees={}, stage="update_actor")
     assert found[0].tensor == "logits" and found[0].solved is None
     widths = {(2, 1): {2}, (2, 2): {4}, (4, 1): {4}, (4, 2): {8}}[width, copies]  # two bf16 copies are one in float32
     assert {one.copies * {"bfloat16": 2, "float32": 4}[one.dtype] for one in found[:1]} == widths
@@ -378,3 +378,50 @@ def test_a_plan_far_below_what_the_crash_needed_is_told_and_its_parts_are_not_ta
     )  # 42.15 of 44 planned
     told = walk.diagnose(evidence(crash(f"torch.OutOfMemoryError: {near}"), sizes={"H": 4096})).first[1].evidence
     assert not any("times as much" in line for line in told)
+
+
+def test_what_the_plan_has_in_that_stage_is_named_before_another_reading_of_the_same_size() -> None:
+    """With sp 2 a rank has half of 4 samples * 18,432 tokens: 36,864 in float32, not 73,728 in bfloat16."""
+    shape = TensorRow(
+        tensor_name="logits", dims="[T_logit, V]", logical_shape=[294_912, 152_064], local_shape=[36_864, 152_064],
+        stage="old_log_prob",
+    )  # fmt: skip
+    asked = {
+        "data": {"max_prompt_tokens": 2048}, "rollout": {"max_response_tokens": 16_384},
+        "actor": {"log_prob_micro_batch": {"samples": 4}},
+    }  # fmt: skip
+    summary = Summary(framework="verl", model="Qwen2.5-7B", world=8, mesh={"dp": 4, "sp": 2})
+    planned = msgspec.structs.replace(PLAN, shapes=[shape], summary=summary)
+    made = Evidence(
+        findings=(crash(NEW.replace("58.15", "20.86"), stage="old_log_prob"),), planned=planned, planned_config=asked
+    )
+    made.__dict__["sizes"] = {"V": 152_064}
+    assert token_counts(made) == [4 * 16_384 // 2, 4 * 18_432 // 2]
+    said_so = {step.name: answer for step, answer in walk.diagnose(made).steps}["by_kind"].message
+    assert said_so.startswith("20.86 GiB ≈ logits") and "float32" in said_so
+    assert said_so.endswith("36,864 * 152,064 * 4 bytes = 20.88 GiB")  # 22,422,749,184 bytes
+
+
+def test_a_change_goes_from_the_value_of_its_key() -> None:
+    raw = {
+        "actor_rollout_ref.model.use_fused_kernels": False,
+        "actor_rollout_ref.actor.ppo_max_token_len_per_gpu": 16_384,
+    }
+    config = {
+        "raw": raw,
+        "actor": {"micro_batch": {"max_tokens": 32_768}, "engine": {"logits": {"implementation": "full"}}},
+    }
+    fused = changes.fix("fused_logits", "verl", config)
+    budget = changes.fix("halve_token_budget", "verl", config, to=8192)  # of two ranks that share a sequence
+    assert fused is not None and (fused["from"], fused["to"]) == ("false", "True")
+    assert budget is not None and (budget["from"], budget["to"]) == ("16384", "4096")
+    unknown = changes.fix("fused_logits", "verl", {**config, "raw": {}})
+    assert unknown is not None and unknown["from"] == ""
+
+
+def test_what_a_report_names_is_no_tensor_that_nothing_explains() -> None:
+    known = FindingRow(id="logits_allocation", verdict="fail", confidence=0.69, message="the 58.15 GiB fit the logits")
+    made = Evidence(findings=(crash(NEW),), known=(known,))
+    met = walk.diagnose(made)
+    answer = {step.name: one for step, one in met.steps}["by_kind"]
+    assert answer.message == known.message == cause(met) and answer.confidence == 0.45

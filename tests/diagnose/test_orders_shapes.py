@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowledger.diagnose.orders import shape_mismatch
-from flowledger.diagnose.orders.clashes import clashes, told
+from flowledger.diagnose.orders import shape_mismatch, walk
+from flowledger.diagnose.orders.clashes import clashes, dims_of_loss, told, within
 from flowledger.diagnose.orders.dealing import dealt
 from flowledger.diagnose.orders.evidence import Evidence
 from flowledger.diagnose.orders.ratios import CUT, cut_of, number_told, rearranged, shape_told
-from flowledger.diagnose.planned import Planned, Summary
+from flowledger.diagnose.planned import Planned, Summary, assumed
 from flowledger.ledger.rows import FindingRow, TensorRow, TokenRow
 from tests.diagnose import sick
 from tests.diagnose.sick import cause, first, tensor, verdict
@@ -257,3 +257,33 @@ def test_a_crash_over_unequal_parts_has_a_change_in_prompts() -> None:
     answer = shape_mismatch.logical(seen)
     assert answer.fix == {"key": "prompts of a step", "from": "100", "to": "96 or 104"}
     assert "n = 5" in answer.evidence[0]
+
+
+def test_a_loss_has_no_prompt_dimension_and_a_sentence_has_its_stage_once() -> None:
+    text = "The size of tensor a (256) must match the size of tensor b (16) at non-singleton dimension 1"
+    words = f"RuntimeError: {text} (in update_actor)\nframe trl/trainer/grpo_trainer.py:2210 in _compute_loss"
+    (clash,) = clashes(words)
+    assert clash.text == f"RuntimeError: {text}"
+    assert "S_prompt" in told(clash, SIZES, {}, 8)[1]
+    there = within(SIZES, dims_of_loss(words, "update_actor"))
+    assert "S_resp" in there and not any("S_prompt" in name or name == "H" for name in there)
+    assert told(clash, there, {}, 8) == ("mask", "")
+    assert within(SIZES, dims_of_loss(text, "rollout")) == SIZES
+
+
+def test_a_size_that_nobody_has_set_is_never_sure() -> None:
+    text = "The size of tensor a (512) must match the size of tensor b (768) at non-singleton dimension 1"
+    row = FindingRow(id="crash", verdict="fail", severity="critical", stage="rollout", message=f"RuntimeError: {text}")
+    found = {}
+    for taken in (frozenset[str](), frozenset({"S_resp"})):
+        made = Evidence(findings=(row,), assumed=taken, told_sizes=SIZES)
+        found[taken] = walk.diagnose(made).cause[1].confidence
+    assert list(found.values()) == [0.75, 0.5]
+
+
+def test_only_what_no_key_and_no_default_of_a_framework_says_is_assumed() -> None:
+    sources = {
+        "data.max_prompt_tokens": "trl 1.16", "rollout.max_response_tokens": "max_completion_length@run.sh:3",
+        "data.prompts_per_step": "tiny.yaml:4", "rollout.samples_per_prompt": "num_generations default@trl 1.16",
+    }  # fmt: skip
+    assert assumed(sources.__getitem__) == {"S_prompt"}

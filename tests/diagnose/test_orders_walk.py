@@ -12,6 +12,7 @@ from flowledger.diagnose.orders import advice, walk
 from flowledger.diagnose.orders.answer import passed
 from flowledger.diagnose.orders.evidence import ABOUT_RECORDING, Evidence
 from flowledger.diagnose.orders.kept import planned_of
+from flowledger.diagnose.unfinished import stopped_early
 from flowledger.ledger import planned
 from flowledger.ledger.reader import Ledger
 from flowledger.ledger.rows import FindingRow, MemoryRow, MetricRow, TensorRow
@@ -145,6 +146,30 @@ def test_a_loss_that_is_not_finite_fails_at_the_objective_with_its_step(tmp_path
     assert first(found) == "instability.objective"
     assert cause(found) == "policy_loss is nan from step 2 on" and found.cause[1].step == 2
     assert verdict(found, "instability.optimizer") == "pass"
+
+
+def test_the_gap_is_told_by_a_frameworks_own_metrics_and_warns_where_they_stay_outside(tmp_path: Path) -> None:
+    """rollout_corr/kl of verl is healthy up to 0.05 (tables/metrics)."""
+    for name, kl, said in (("well", [0.001, 0.2, 0.002], "pass"), ("sick", [0.001, 0.06, 0.13], "warn")):
+        rows = [
+            MetricRow(name="rollout_correction/kl", raw_name="rollout_corr/kl", value=v, step=step)
+            for step, v in enumerate(kl)
+        ]
+        found = sick.told(sick.run(tmp_path / name, [rows]), order="instability")
+        assert verdict(found, "instability.gap") == said
+    answer = {step.name: one for step, one in found.steps}["gap"]
+    assert answer.step == 1 and "since step 1" in answer.message and "0.13" in answer.message
+
+
+@pytest.mark.parametrize(("total", "said"), [(290, ["it stops at step 24 of 290"]), (25, []), (24, [])])
+def test_a_log_that_stops_early_says_so(tmp_path: Path, total: int, said: list[str]) -> None:
+    log = tmp_path / "console.log"
+    log.write_text(
+        f"Total training steps: {total}\nTraining Progress:   0%|   | 0/{total} [00:00<?, ?it/s]\n", encoding="utf-8"
+    )
+    rows = [MetricRow(name="lr", raw_name="lr", value=1.0, step=step) for step in range(1, 25)]
+    with Ledger(sick.run(tmp_path / "run", [rows])) as ledger:
+        assert list(stopped_early(ledger, [log])) == said
 
 
 def test_advice_is_given_only_where_nothing_is_wrong(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from flowledger.diagnose.reports.read import of_mapping, read
 from flowledger.diagnose.reports.report import Report
 from flowledger.diagnose.reports.table import causes
 from flowledger.flow.errors import BadInput
+from flowledger.flow.stages import stages
 from flowledger.ledger.rows import FindingRow
 
 CASES = Path(__file__).parents[1] / "data/reports/cases.jsonl"
@@ -319,3 +320,32 @@ def test_a_missing_field_is_named(symptom: str, name: str) -> None:
 def test_a_name_of_the_code_stands_in_what_is_located() -> None:
     found = located("loss_agg_mode is not passed to compute_policy_loss")
     assert found and found[0].id == "report_dead_setting" and "oss_agg_mode" in found[0].message
+
+
+@pytest.mark.parametrize(("stage", "there"), [("update_actor", False), ("update_critic", True), ("", True)])
+def test_a_cause_of_another_stage_is_not_offered_where_the_stage_is_known(stage: str, there: bool) -> None:
+    symptom = (
+        "CUDA out of memory; critic/score/mean 0.2, ppo_micro_batch_size_per_gpu=4 of the micro-batch, value model"
+    )
+    config = {"ppo_max_token_len_per_gpu": 16384}
+    rows = answer(Report(symptom=symptom, config=config, stage=stage))
+    assert ("critic_has_its_own_budget" in {row.id for row in rows}) is there
+
+
+def test_stages_of_causes_are_stages() -> None:
+    assert {stage for cause in causes() for stage in cause.stages} <= set(stages())
+    assert not any(
+        "wake" in cause.id and cause.may_be_in("update_actor") and cause.kind == "memory"
+        for cause in causes()
+        if cause.stages
+    )
+
+
+@pytest.mark.parametrize(("line", "told"), [
+    ("per_token_loss1 = coef_1 * advantages", True), ("pg_losses1 = -advantages * ratio", True), ("x = hidden * mask", False),
+])  # fmt: skip
+def test_advantages_without_a_token_dimension_are_named_by_the_expression(line: str, told: bool) -> None:
+    text = f"    {line}\nRuntimeError: The size of tensor a (512) must match the size of tensor b (16) at non-singleton dimension 1"
+    rows = {row.id: row for row in answer(Report(symptom=text))}
+    assert ("advantages_lack_the_token_dimension" in rows) is told
+    assert not told or "unsqueeze(1)" in rows["advantages_lack_the_token_dimension"].message

@@ -173,3 +173,11 @@ def test_the_largest_value_fits_and_one_more_does_not() -> None:
 def test_where_nothing_fits_the_largest_is_none() -> None:
     smaller = with_config(SMALL, changed(SMALL.config, "memory.limit_bytes", 2**10))
     assert [one.largest for one in largest(smaller)] == [None, None]
+
+
+def test_a_share_that_is_scaled_is_written_without_rounding_noise() -> None:
+    config = planned("verl_qwen3_8b_fsdp.sh").config
+    path = "rollout.serving.memory_fraction"
+    change = next(one for one in changes() if one.path == path and one.times is not None)
+    found = applied(change, changed(config, path, 0.8))
+    assert found is not None and repr(value_at(found, path)) == "0.64"

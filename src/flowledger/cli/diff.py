@@ -51,6 +51,7 @@ def diff(
     Exit codes: 0 what both have is equal or explained, 1 something is not, 2 bad input.
     """
     from flowledger.diagnose import diff as comparison
+    from flowledger.diagnose import logged
     from flowledger.diagnose import planned as plans
     from flowledger.ledger.reader import Ledger
     from flowledger.show import diff as drawing
@@ -62,6 +63,9 @@ def diff(
     }  # fmt: skip
     told = plans.read(_document(plan, asked), plan)
     with Ledger(run) as ledger:
+        if logged.is_log(ledger):
+            _beside_log(logged.document(told, ledger), ledger.run, json=json)
+            return
         found, name = comparison.diff(told, ledger), ledger.run
     document = comparison.document(found)
     if json:
@@ -69,6 +73,20 @@ def diff(
     else:
         drawing.draw(document, name, terminal.console(), wide=wide)
     if not found.agrees:
+        raise typer.Exit(1)
+
+
+def _beside_log(document: dict[str, Any], run: str, *, json: bool) -> None:
+    """A plan beside a run that was imported from a log."""
+    from flowledger.show import diff as drawing
+    from flowledger.show import plain, terminal
+
+    agrees = document["agrees"]
+    if json:
+        print(plain.as_json("diff", run, document.pop("rows"), **document))
+    else:
+        drawing.draw_log(document, run, terminal.console())
+    if not agrees:
         raise typer.Exit(1)
 
 

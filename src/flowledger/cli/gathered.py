@@ -83,6 +83,7 @@ class _Plan:
     planned: "Planned | None" = None
     config: Mapping[str, Any] = field(default_factory=dict)
     limit: int | None = None
+    assumed: frozenset[str] = frozenset()  # symbols whose sizes no source has
 
 
 class _Desk:
@@ -123,6 +124,7 @@ class _Desk:
         return Evidence(
             books=tuple(self._books), findings=tuple(self._findings), known=tuple(self._known), planned=plan.planned,
             planned_config=plan.config, limit=plan.limit or self._limit, told_sizes=self._sizes,
+            assumed=plan.assumed,
         )  # fmt: skip
 
     def take(self, word: str) -> None:
@@ -230,7 +232,9 @@ class _Desk:
             )
         config = made.config.model_dump(mode="json", by_alias=True)
         self._findings += told.checks
-        self._plans.append(_Plan(planned=told, config=config, limit=made.limit))
+        self._plans.append(
+            _Plan(planned=told, config=config, limit=made.limit, assumed=planned.assumed(made.config.source_of))
+        )
         about = f"a configuration of {told.summary.framework} ({told.summary.model})"
         self.read.append((word, "; ".join([about, *(f"it leaves one open, taken as {one}" for one in assumed)])))
 
@@ -271,6 +275,7 @@ class _Desk:
     def _imported(self, word: str, paths: Sequence[Path], *, told: bool) -> bool:
         """Whether these files are a run together. `told`: where they are none it is said; text is then taken for a report."""
         from flowledger.cli.imports import imported, names_said
+        from flowledger.diagnose.unfinished import stopped_early
 
         into = self._place / f"run-{len(self.read)}-{len(paths)}-{len(self.unread)}"
         try:
@@ -282,10 +287,9 @@ class _Desk:
             if told:
                 self._as_text(word, paths[0], kinds.said(error))
             return False
-        what = self.read.pop()[1]
-        self.read.append(
-            (word, "; ".join([f"read as {what}", *names_said(summary), *kinds.after_the_end(self._books[-1])]))
-        )
+        what, book = self.read.pop()[1], self._books[-1]
+        more = (*names_said(summary), *kinds.after_the_end(book), *stopped_early(book, paths))
+        self.read.append((word, "; ".join([f"read as {what}", *more])))
         self._ask_of_crash(paths)
         self._plan_of_log(word)
         return True

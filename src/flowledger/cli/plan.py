@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from flowledger.plan.lengths import Lengths
     from flowledger.plan.plan import Plan
 
-DEFAULT_NAME = "run"  # of a configuration that names no job
 Source = Annotated[
     str, typer.Argument(metavar="CONFIG", help="a launch script, a YAML or JSON file, or a framework's name")
 ]
@@ -151,7 +150,7 @@ def _named(reading: "Reading", source: str) -> "Reading":
 
     config = reading.config
     stem = re.sub(r"[^A-Za-z0-9._-]+", "-", Path(source).stem)[:LONGEST_NAME].strip("._-")
-    if not config.source_of("name").startswith("default@") or config.name != DEFAULT_NAME or not stem:
+    if "default@" not in config.source_of("name") or not stem:  # `gsm8k` is verl's own example
         return reading
     return replace(reading, config=config.model_copy(update={"name": stem}))
 

@@ -25,10 +25,31 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     (r"(^|\.)verl(\.|$)|main_ppo|fully_async_main", "verl"),
     (r"openrlhf\.|train_ppo_ray", "openrlhf"),
     (r"(^|/)areal(/|\.|$)", "areal"),
-    (r"(^|/)run_grpo\w*\.py$|nemo_rl", "nemo_rl"),
-    (r"(^|/)train(_async)?\.py$", "slime"),
-    (r"^trl$|grpo|GRPO", "trl"),
+    (r"nemo_rl", "nemo_rl"),
+    (r"^trl$", "trl"),
 )
+# A flag that only one framework knows -> that framework: what a program takes says more than what its file is called.
+FLAGS: dict[str, tuple[str, ...]] = {
+    "trl": (
+        "num_generations", "max_completion_length", "reward_funcs", "vllm_mode", "num_iterations", "steps_per_generation",
+        "scale_rewards", "mask_truncated_completions", "generation_batch_size",
+    ),
+    "slime": (
+        "hf_checkpoint", "rollout_num_gpus", "rollout_num_gpus_per_engine", "num_rollout", "rollout_max_response_len",
+        "over_sampling_batch_size", "sglang_mem_fraction_static", "num_steps_per_rollout", "max_tokens_per_gpu",
+    ),
+    "openrlhf": (
+        "vllm_num_engines", "vllm.num_engines", "actor.num_nodes", "micro_rollout_batch_size", "rollout.micro_batch_size",
+        "colocate_all_models", "train.colocate_all",
+    ),
+}  # fmt: skip
+# A program's name that several might have -> the framework that it most likely is, where nothing else tells.
+PROGRAMS: tuple[tuple[str, str], ...] = (
+    (r"(^|/)run_grpo\w*\.py$", "nemo_rl"),
+    (r"(^|/)train(_async)?\.py$", "slime"),
+    (r"grpo|GRPO", "trl"),
+)
+LAUNCHERS = {"accelerate": ("trl",)}  # launcher -> frameworks of PROGRAMS that it may start
 # A key of a YAML file -> its framework, in this order: the first key that is there decides.
 KEYS: tuple[tuple[str, str], ...] = (
     ("actor_rollout_ref", "verl"),
@@ -125,10 +146,14 @@ def _script(path: Path, asked: Asked) -> Reading:
     framework, launched = _chosen(known, asked.launch, path)
     if framework not in READERS:
         raise BadInput(f"{path}:{launched.line}: a script cannot start framework {framework!r}")
-    if framework in ("areal", "nemo_rl"):
-        reading = _from_yaml_flag(path, launched, framework, asked)
-    else:
-        reading = reader(framework)(launched, asked.overrides, assume=asked.assume or {}, version=asked.version)
+    try:
+        if framework in ("areal", "nemo_rl"):
+            reading = _from_yaml_flag(path, launched, framework, asked)
+        else:
+            reading = reader(framework)(launched, asked.overrides, assume=asked.assume or {}, version=asked.version)
+    except BadInput as error:
+        name = None if asked.framework else _guessed(launched.argv)[1]
+        raise BadInput(f"{error}{_otherwise(framework, name)}") from None
     used = (f"{name}={(asked.assume or {})[name]}" for name in launched.assumed)
     return replace(reading, assumed=tuple(dict.fromkeys((*reading.assumed, *used))))
 
@@ -143,12 +168,41 @@ def _chosen(known: Sequence[tuple[Any, Launched]], launch: int | None, path: Pat
 
 
 def framework_of(argv: Sequence[str]) -> str | None:
-    """The framework a command line starts, or None."""
-    heads = [word for word in argv if not word.startswith("-") and "=" not in word]
-    for pattern, framework in COMMANDS:
-        if any(re.search(pattern, word) for word in heads):
-            return framework
-    return None
+    """The framework a command line starts, or None: by what is started, by its flags, at last by a program's name."""
+    heads = _heads(argv)
+    found = next((one for pattern, one in COMMANDS if any(re.search(pattern, word) for word in heads)), None)
+    return found or _by_flags(argv) or _guessed(argv)[0]
+
+
+def _heads(argv: Sequence[str]) -> list[str]:
+    return [word for word in argv if not word.startswith("-") and "=" not in word]
+
+
+def _by_flags(argv: Sequence[str]) -> str | None:
+    """The framework that knows most of the flags which only one knows."""
+    given = {word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
+    counts = {framework: len(given & set(names)) for framework, names in FLAGS.items()}
+    best = max(counts, key=lambda framework: counts[framework])
+    return best if counts[best] else None
+
+
+def _guessed(argv: Sequence[str]) -> tuple[str | None, str | None]:
+    """(framework, the program's name that it rests on) where nothing but that name tells, else (None, None)."""
+    heads = _heads(argv)
+    surely = any(re.search(pattern, word) for pattern, _ in COMMANDS for word in heads)
+    if surely or _by_flags(argv):
+        return None, None
+    may = next((LAUNCHERS[word] for word in heads if word in LAUNCHERS), READERS)
+    for pattern, framework in PROGRAMS:
+        named = next((word for word in heads if re.search(pattern, word)), None)
+        if named is not None and framework in may:
+            return framework, Path(named).name
+    return None, None
+
+
+def _otherwise(framework: str, name: str | None) -> str:
+    """What a refusal adds where the framework was guessed by the name of a program."""
+    return f"; taken for {framework} because of {name}: --framework says otherwise" if name else ""
 
 
 def _from_yaml_flag(path: Path, launched: Launched, framework: str, asked: Asked) -> Reading:

@@ -1,6 +1,7 @@
 """A plan as a run is held against it: the document that `flowledger plan --json` prints, with its types checked."""
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -13,6 +14,12 @@ from flowledger.flow.tensors import tensor
 from flowledger.ledger.rows import FindingRow, TensorRow
 
 SCHEMA = 1
+# Symbol -> the key of RunConfig that sets it, of those that a reader may have to assume.
+SET_BY = {
+    "B_prompt": "data.prompts_per_step", "G": "rollout.samples_per_prompt", "S_prompt": "data.max_prompt_tokens",
+    "S_resp": "rollout.max_response_tokens",
+}  # fmt: skip
+SAID = re.compile(r"@|:\d|command line")
 
 # Words of the batch chain -> the stage whose micro-batches they count.
 PASSES = {
@@ -101,6 +108,14 @@ class Planned(msgspec.Struct, kw_only=True, frozen=True, dict=True):
             for name, stage in PASSES.items()
             if filled(name) or (f"{name}: micro-batch" not in said and filled("update"))
         )
+
+
+def assumed(source_of: Callable[[str], str]) -> frozenset[str]:
+    """Symbols whose size no key of the configuration has, and no default of its framework: the reader took one.
+
+    source_of: where a key of RunConfig has its value from, `key@file:line` or `key default@…` where anybody says.
+    """
+    return frozenset(symbol for symbol, key in SET_BY.items() if not SAID.search(source_of(key)))
 
 
 def read(document: Any, source: str) -> Planned:

@@ -210,7 +210,7 @@ def applied(change: Change, config: RunConfig) -> RunConfig | None:
         return None
     if not holds or (change.times is not None and not isinstance(now, int | float)):
         return None
-    to = type(now)(now * change.times) if change.times is not None else change.to
+    to = type(now)(round(now * change.times, 9)) if change.times is not None else change.to  # 0.8 * 0.8 is 0.64
     return None if to == now or (change.times is not None and to == 0) else changed(config, change.path, to)
 
 

@@ -20,14 +20,14 @@ MARKS = {"fail": ("✗", "bold red"), "warn": ("!", "yellow"), "pass": ("✓", "
 LACKING = 3  # lines of what was not checked
 WELL_KNOWN, GUESSES = 0.8, 2  # from this confidence on a cause needs no guesses beside it; how many stand there else
 MOST, LONG = 4, 240  # lines of evidence, and signs of one; JSON has all
-LABEL = 24  # columns that the label of a block takes
+LABEL = 26  # columns that the label of a block takes
 # Word -> (English, Chinese).
 WORDS: Mapping[str, tuple[str, str]] = {
     "looked": ("looked at", "已读取"),
     "unread": ("not read", "未能读取"),
-    "first": ("First step that fails", "第一个不通过的步骤"),
+    "first": ("First question that fails", "第一个不通过的问题"),
     "ended": ("The run ended with", "运行的结束"),
-    "look": ("First step to look at", "第一个需要注意的步骤"),
+    "look": ("First question to look at", "第一个需要注意的问题"),
     "then": ("And in", "以及"),
     "shown": ("What shows it", "依据"),
     "cause": ("Likeliest cause", "最可能的原因"),
@@ -43,14 +43,17 @@ WORDS: Mapping[str, tuple[str, str]] = {
     "fail": ("stops at question {position} of {count}", "停在第 {position} 问（共 {count} 问）"),
     "warn": ("to look at: question {position} of {count}", "需要注意：第 {position} 问（共 {count} 问）"),
     "sure": ("{share:.0%} sure", "把握 {share:.0%}"),
-    "nothing": ("no step fails: {passed} looked at, {skipped} not checked", "没有不通过的步骤：检查了 {passed} 步，{skipped} 步未能检查"),
-    "nothing_partly": ("no step fails: {passed} looked at, {partly} of them in part (~, --all says what they need), {skipped} not checked",
-                       "没有不通过的步骤：检查了 {passed} 步，其中 {partly} 步仅部分检查（~，--all 说明所需），{skipped} 步未能检查"),
+    "nothing": ("no question fails: {passed} looked at, {skipped} not checked", "没有不通过的问题：检查了 {passed} 问，{skipped} 问未能检查"),
+    "nothing_partly": ("no question fails: {passed} looked at, {partly} of them in part (~, --all says what they need), {skipped} not checked",
+                       "没有不通过的问题：检查了 {passed} 问，其中 {partly} 问仅部分检查（~，--all 说明所需），{skipped} 问未能检查"),
     "cannot": ("cannot tell: nothing of it could be looked at", "无法判断：没有可以检查的内容"),
     "more": ("… and {count} more (--all, --json)", "…… 还有 {count} 条（--all、--json）"),
     "beside": ("the plan stands beside no run: {why}", "规划未能与运行对照：{why}"),
     "no_run": ("{count} steps that look at a run: give its directory or its logs too", "{count} 个需要运行数据的步骤：请同时给出运行目录或日志"),
     "set": ("set", "设为"),
+    "marks": ("✓ passes  ! to look at  ✗ fails  ~ checked in part  · not checked", "✓ 通过  ! 需要注意  ✗ 不通过  ~ 仅部分检查  · 未能检查"),
+    "early": ("Earliest training step", "最早的训练步"),
+    "at": ("step {step}: {message}", "第 {step} 步：{message}"),
 }  # fmt: skip
 
 
@@ -62,6 +65,8 @@ def draw(document: Document, screen: Console, language: str = "en", *, every: bo
         screen.print()
     for order in document["orders"]:
         _order(order, document, screen, say, every=every)
+    if document["orders"]:
+        screen.print(Text(say("marks"), style="dim"))
     _reported(document, screen, say)
     summary = document["summary"]
     if summary["cause"] is None and summary["ended"] is None:
@@ -103,7 +108,8 @@ def _order(order: Mapping[str, Any], document: Document, screen: Console, say: _
     steps = [(step, rows[step["id"]]) for step in order["steps"]]
     marks = Text(" ").join(Text(*_mark(row)) for _, row in steps)
     stop = _stop([row for _, row in steps], say)
-    screen.print(Text.assemble(marks, (f"  {order['title']}", "bold"), (f"  {order['goal']}", "dim"), f"  {stop}"))
+    goal = "" if order["goal"].casefold() == order["title"].casefold() else f"  {order['goal']}"
+    screen.print(Text.assemble(marks, (f"  {order['title']}", "bold"), (goal, "dim"), f"  {stop}"))
     if not stop and not every:
         return
     grid = Grid.grid(padding=(0, 1, 0, 1))
@@ -183,6 +189,7 @@ def _verdict(document: Document, screen: Console, say: _Say, *, every: bool) -> 
     if cause is not None and cause is not first:
         _block(screen, say("then"), [_named(cause, document, say)], "bold")
         _block(screen, say("shown"), cause["evidence"] or [], say=say, most=most)
+    _block(screen, say("early"), _earliest(document, first, say))
     if summary["cause"] is None:
         return
     label = say("cause" if summary["verdict"] == "fail" else "worth")
@@ -190,6 +197,18 @@ def _verdict(document: Document, screen: Console, say: _Say, *, every: bool) -> 
     _block(screen, label, [told], MARKS[summary["verdict"]][1])
     _block(screen, say("change"), _changes(summary["change"], say), "bold green")
     _block(screen, say("next"), [summary["next_step"]] if summary["next_step"] else [])
+
+
+def _earliest(document: Document, first: Mapping[str, Any] | None, say: _Say) -> list[str]:
+    """The first step of training at which anything fails or warns, where that is not the one that stands above."""
+    bad = [
+        row
+        for row in _part(document, "walked", "besides")
+        if row["verdict"] in ("fail", "warn") and row["step"] is not None
+    ]
+    early = min(bad, key=lambda row: row["step"], default=None)
+    known = early is None or early is first or (first is not None and first["step"] == early["step"])
+    return [] if early is None or known else [say("at", step=early["step"], message=early["message"])]
 
 
 def _named(row: Mapping[str, Any], document: Document, say: _Say) -> str:

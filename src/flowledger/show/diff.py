@@ -15,7 +15,7 @@ from flowledger.flow.stages import order
 from flowledger.show import terminal
 from flowledger.show.columns import Column, Rows, Table
 from flowledger.show.planned import SHORT
-from flowledger.show.words import human_shape
+from flowledger.show.words import human_shape, written
 
 Document = Mapping[str, Any]
 
@@ -32,6 +32,9 @@ MEMORY = (
 )  # fmt: skip
 CHECKS = (Column("outcome"), Column("id"), Column("message"), Column("why"))
 FINDINGS = (Column("verdict"), Column("id"), Column("stage"), Column("message"))
+LOGGED = (
+    Column("what"), Column("planned"), Column("recorded"), Column("difference"), Column("outcome"), Column("why"),
+)  # fmt: skip
 # Table -> what stands above it.
 TITLES = {
     "diff_settings": "settings that are not the same",
@@ -55,6 +58,21 @@ def draw(document: Document, run: str, screen: Console, *, wide: bool = False) -
         screen.print(Text(line, style="dim"))
     summary = document["summary"]
     screen.print(Text(summary["verdict"], style="green" if summary["agrees"] else "bold red"))
+
+
+def draw_log(document: Document, run: str, screen: Console) -> None:
+    """A plan beside what a log tells: lengths, a peak, and what a log does not have."""
+    screen.print(
+        Text.assemble(("plan ", "bold"), (document["plan"], "bold cyan"), ("    log ", "bold"), (run, "bold cyan"))
+    )
+    rows = [
+        row | {side: written(row[side], "bytes" if row["unit"] == "bytes" else "count") for side in ("planned", "recorded")}
+        | {"difference": "" if row["difference"] is None else f"{row['difference']:+.1%}"}
+        for row in document["rows"]
+    ]  # fmt: skip
+    terminal.draw(Table("diff_logged", run, LOGGED, rows), screen)
+    screen.print(Text(document["lacks"], style="dim"))
+    screen.print(Text(document["verdict"], style="green" if document["agrees"] else "bold red"))
 
 
 def tables(document: Document, run: str, *, wide: bool = False) -> Iterable[Table]:

@@ -29,6 +29,7 @@ def written(out: Path | None) -> Iterator[BinaryIO]:
         raise BadInput(f"cannot write {out}: it is a directory, and this form is one file; name one with -o {out}/FILE")
     aside = out if out.exists() and not out.is_file() else out.with_name(f".{out.name}.{os.getpid()}")
     try:
+        out.parent.mkdir(parents=True, exist_ok=True)
         try:
             with aside.open("wb") as raw:
                 if out.suffix == ".gz":

@@ -49,13 +49,14 @@ def is_shown(table: Table, row: Row) -> bool:
 
 
 def _where(row: Row, rank: int | None) -> str:
-    """`update_actor/backward, step 0, mini-batch 1, micro-batch 1, rank 2`."""
+    """`in update_actor/backward, step 0, mini-batch 1, micro-batch 1, rank 2`, or `outside of the steps`."""
     at = "".join(
         f", {name.replace('_', '-')} {row[name]}" for name in ("mini_batch", "micro_batch") if row[name] is not None
     )
     on = "" if rank is None else f", rank {rank}"
     step = "outside of the steps" if row["step"] is None else f"step {row['step']}"
-    return ", ".join(one for one in (place(row).plain, f"{step}{at}{on}") if one != ABSENT)
+    where = ", ".join(one for one in (place(row).plain, f"{step}{at}{on}") if one != ABSENT)
+    return where if where.startswith("outside") else f"in {where}"
 
 
 def peak_and_estimates(table: Table, screen: Console, _columns: Sequence[Column]) -> None:
@@ -75,7 +76,7 @@ def _peak(peak: Row, screen: Console, *, several: bool) -> None:
     watched = peak["instant"] == "peak"
     of = "of live tensors" if watched and peak["allocated"] is None else "allocated"
     where = _where(peak, peak["rank"] if several else None)
-    screen.print(f"[bold]peak[/bold] {human_bytes(peak['peak'])} {of} in {where} (at {peak['instant']})")
+    screen.print(f"[bold]peak[/bold] {human_bytes(peak['peak'])} {of} {where} (at {peak['instant']})")
     made = sorted(((peak[kind], kind) for kind in KINDS if peak[kind]), reverse=True)
     if made:
         screen.print(
@@ -91,7 +92,7 @@ def _ran_out(shortages: Sequence[Row], screen: Console, *, several: bool) -> Non
         free = "" if one["free"] is None else f", {human_bytes(one['free'])} were free"
         asked = f"{human_bytes(one['asked'])} more were asked for{free}"
         where = _where(one, one["rank"] if several or one["rank"] else None)
-        screen.print(f"[bold red]ran out[/bold red] in {where}: {asked}")
+        screen.print(f"[bold red]ran out[/bold red] {where}: {asked}")
     if len(shortages) > MOST_SHORTAGES:
         screen.print(f"and {len(shortages) - MOST_SHORTAGES} more times; show findings has each", style="dim")
 
@@ -106,9 +107,13 @@ def _allocator(summary: Mapping[str, Any], screen: Console, *, several: bool) ->
         )
     if reading:
         where = _where(reading, reading["rank"] if several else None)
+        spare = (
+            ""
+            if reading["allocated"] is None
+            else f"; {human_bytes(held_back(reading))} of that were not allocated then"
+        )
         screen.print(
-            f"allocator: at most {human_bytes(reading['reserved'])} reserved when asked, in {where} (at {reading['instant']}); "
-            f"{human_bytes(held_back(reading))} of that were not allocated then"
+            f"allocator: at most {human_bytes(reading['reserved'])} reserved when asked, {where} (at {reading['instant']}){spare}"
         )
 
 

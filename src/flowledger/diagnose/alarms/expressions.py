@@ -190,7 +190,9 @@ class _Reading:
                     return False
             return True
 
-        return self._program.part(("compare", *pairs), lambda: Part(run, ast.unparse(tree), tuple(nodes), "operation"))
+        return self._program.part(
+            ("compare", *pairs), lambda: Part(run, ast.unparse(tree), tuple(nodes), "operation", "compare")
+        )
 
     def _call(self, tree: ast.Call, name: str, args: list[ast.expr], depth: int) -> int:
         function = FUNCTIONS.get(name)

@@ -3,7 +3,7 @@
 Equal parts are one, so that ten alarms that ask for `usual(grad_norm)` keep one history.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,6 +50,13 @@ class Program:
         """The parts that a condition joins with `and`; itself where it joins none."""
         part = self.parts[node]
         return tuple(one for inner in part.children for one in self.conjuncts(inner)) if part.name == "and" else (node,)
+
+    def deciding(self, node: int, values: Sequence[Value]) -> list[int]:
+        """The comparisons that make a condition true at a step: of those that it joins with `or` the ones that hold."""
+        part = self.parts[node]
+        if part.name in ("and", "or"):
+            return [one for inner in part.children if values[inner] for one in self.deciding(inner, values)]
+        return [node] if part.name == "compare" and values[node] else []
 
     def below(self, node: int) -> list[int]:
         """A node and all that it is made of, each once, in reading order."""

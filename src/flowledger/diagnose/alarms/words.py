@@ -65,7 +65,7 @@ def told(program: Program, alarm: Compiled, values: Sequence[Value], step: int, 
         for node, part in parts.items()
         if values[node] is not None and part.kind in ("metric", "back", "ranks", "facts")
     ]
-    found += [line for name in alarm.thresholds if (line := _threshold(program, alarm, name, values))]
+    found += _bounds(program, alarm, values)
     found += [note for part in parts.values() if (note := numbers.notes.get((part.name or part.key, step)))]
     return tuple(dict.fromkeys(found))
 
@@ -88,6 +88,26 @@ def plain(program: Program, node: int, values: Sequence[Value]) -> str:
     count = int(steps[1]) if steps else 1
     x = part.key or (plain(program, part.children[0], values) if part.children else "")
     return PLAIN[part.name].format(x=x, k=f"{count} steps" if count != 1 else "a step")
+
+
+def _bounds(program: Program, alarm: Compiled, values: Sequence[Value]) -> list[str]:
+    """What was held against what, where it fired: named thresholds with their origin, and bounds that stand in the condition itself."""
+    fired = program.deciding(alarm.when, values)
+    under = {node for one in fired for node in program.below(one)}
+    named = {name: {node for _, node in nodes} for name, nodes in alarm.thresholds.items()}
+    found = [
+        line
+        for name, nodes in named.items()
+        if (not fired or nodes & under) and (line := _threshold(program, alarm, name, values))
+    ]
+    for one in fired:
+        sides = program.parts[one].children
+        made = [side for side in sides if program.parts[side].kind == "operation"]
+        if len(sides) == 2 and made and not any(set(program.below(one)) & nodes for nodes in named.values()):
+            found.append(
+                f"fired on {bare(program.parts[one].text)}: {' against '.join(shown(values[side]) for side in sides)}"
+            )
+    return found
 
 
 def _threshold(program: Program, alarm: Compiled, name: str, values: Sequence[Value]) -> str:

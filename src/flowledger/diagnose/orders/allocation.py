@@ -4,7 +4,7 @@ Every form is tried whose dimensions are bound, or all but the tokens of a micro
 configuration's limits or solved for. A match must be as exact as the number was printed.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import prod
 from typing import NamedTuple
 
@@ -31,7 +31,8 @@ class Match(NamedTuple):
     dtype: str
     copies: int
     solved: int | None  # tokens that were worked out of the size, where none was known
-    error: float  # relative
+    error: float  # relative, to the size as it was printed
+    exact: bool  # within what was printed
 
     @property
     def formula(self) -> str:
@@ -46,25 +47,30 @@ class Match(NamedTuple):
         return f"{self.tensor} [{self.dims}] in {self.dtype}{about}: {self.formula}"
 
     @property
+    def bytes(self) -> int:
+        return prod(self.sizes) * dict((*MODEL, *FIXED.items()))[self.dtype] * self.copies
+
+    @property
     def _upcast(self) -> str:
         return "raised to float32" if self.dtype == "float32" and tensors()[self.tensor].dtype == "model" else ""
 
 
 def tensors_of(
     size: Size, sizes: Mapping[str, int], tokens: Iterable[int], *, degrees: Mapping[str, int], stage: str | None = None,
-    most_tokens: int | None = None,
+    most_tokens: int | None = None, planned: Collection[tuple[str, tuple[int, ...]]] = (),
 ) -> list[Match]:  # fmt: skip
     """What an allocation may be, the likeliest first; empty where nothing fits.
 
     sizes: symbols of the configuration; tokens: counts that micro-batches have or may have; degrees: of the mesh;
-    stage: where it was asked for, whose tensors come first; most_tokens: beyond which solved counts make no sense.
+    stage: where it was asked for, whose tensors come first; most_tokens: beyond which solved counts make no sense;
+    planned: tensors with the shapes that one rank has of them there by the plan, which come before all other readings.
     """
     known = sorted({count for count in tokens if count > 1}, reverse=True)
     found = [*_tried(size, sizes, known, degrees, most_tokens)]
-    return sorted(found, key=lambda match: _rank(match, stage))
+    return sorted(found, key=lambda match: ((match.tensor, match.sizes) not in planned, *_rank(match, stage)))
 
 
-def _rank(match: Match, stage: str | None) -> tuple[bool, bool, int, int, bool, float]:
+def _rank(match: Match, stage: str | None) -> tuple[bool, bool, bool, int, int, bool, float]:
     row = tensors()[match.tensor]
     places = {place.partition("/")[0] for place in (*row.written_by, *row.readers)}
     order = LARGEST_FIRST.index(match.tensor) if match.tensor in LARGEST_FIRST else len(LARGEST_FIRST)
@@ -72,6 +78,7 @@ def _rank(match: Match, stage: str | None) -> tuple[bool, bool, int, int, bool, 
     return (
         solved,
         stage is not None and stage not in places,
+        not match.exact,
         match.copies,
         order,
         solved and match.dtype != "float32",
@@ -99,12 +106,12 @@ def _tried(
                 ]  # fmt: skip
                 for count, error in sorted(hits, key=lambda hit: hit[1])[:1]:
                     local = _shape(dims, free, count, sizes, placement, degrees)
-                    yield Match(name, text, local, kind, copies, None, error)
+                    yield Match(name, text, local, kind, copies, None, error, error <= size.within / size.bytes)
                 if name == "logits" and free and not hits and copies == 1:
                     count = round(size.bytes / each)
                     if FEWEST <= count <= (most or MANY):
                         local = _shape(dims, free, count, sizes, placement, degrees)
-                        yield Match(name, text, local, kind, copies, count, abs(each * count / size.bytes - 1))
+                        yield Match(name, text, local, kind, copies, count, abs(each * count / size.bytes - 1), True)
 
 
 def _forms() -> Iterator[tuple[str, tuple[Dim, ...], Mapping[str, str]]]:

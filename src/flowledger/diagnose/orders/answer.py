@@ -8,6 +8,7 @@ from flowledger.ledger.rows import FindingRow
 # How sure a cause is, where a finding does not say: its severity.
 CONFIDENCE = {"critical": 0.8, "error": 0.7, "warning": 0.5, "info": 0.3}
 LAW = 0.9
+KNOWN = 0.45  # how sure what an exception is known for can be, beside what this run shows
 SYMPTOMS = {"identities": 0.75}  # what follows from other breaches too: samples that are lost, masks that are shifted
 
 

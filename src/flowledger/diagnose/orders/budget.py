@@ -81,7 +81,8 @@ def smaller(evidence: Evidence, cut: Cut | None, *, to: int | None = None) -> di
 
 
 def token_counts(evidence: Evidence, stage: str | None = None) -> list[int]:
-    """Tokens that a micro-batch of a stage (else: of the one that ran out) has on one rank, as recorded, and may have by the configuration.
+    """Tokens that a micro-batch of a stage (else: of the one that ran out) has on one rank, as recorded or planned, and may have by
+    the configuration, whose limits are those of all ranks that share a sequence.
 
     Where nobody names it those of every stage that cuts micro-batches; an engine's steps are none.
     """
@@ -96,14 +97,15 @@ def token_counts(evidence: Evidence, stage: str | None = None) -> list[int]:
         dims = parse_shape(row.dims or "[]") if row.stage in asked else ()
         found |= {size for dim, size in zip(dims, row.local_shape or (), strict=False) if dim.text in ("T", "T_logit")}
     whole, response = _longest(evidence)
+    told: set[int] = set()
     for name in asked:
         budget, samples = (_limit(evidence, CUTS[name].paths, limit) for limit in ("max_tokens", "samples"))
-        found |= {budget} if budget else set()
-        found |= {samples * whole, samples * response} if samples else set()
-    if not found and asked:
-        found = {whole}
+        told |= {budget} if budget else set()
+        told |= {samples * whole, samples * response} if samples else set()
+    if not found and not told and asked:
+        told = {whole}
     cut = prod(evidence.degrees.get(axis, 1) for axis in ("cp", "sp"))
-    return sorted({int(count) for count in found if count} | {-(-int(count) // cut) for count in found if count})
+    return sorted({int(count) for count in found if count} | {-(-int(count) // cut) for count in told if count})
 
 
 def _of_engine(stage: str | None) -> bool:

@@ -16,8 +16,8 @@ def _rows() -> Mapping[str, Mapping[str, Any]]:
 
 
 def fix(change: str, framework: str, config: Mapping[str, Any], *, to: Any = None) -> dict[str, str] | None:
-    """`{"key", "from", "to"}` of a change; `to`: a value that was worked out. None where the framework has no such key, or
-    it is set so already.
+    """`{"key", "from", "to"}` of a change, in the key's own values; `to`: one that was worked out, in those of RunConfig. None
+    where the framework has no such key, or it is set so already.
     """
     row = _rows()[change]
     key = row["keys"].get(framework)
@@ -29,7 +29,23 @@ def fix(change: str, framework: str, config: Mapping[str, Any], *, to: Any = Non
         return None
     name, sign, written = key.partition("=")
     name, _, after = (name, "", "") if sign else key.partition(": ")
-    return {"key": name, "from": _plain(now), "to": _plain(to) if to is not None else written or after or _plain(new)}
+    own = _own(config, name)
+    if to is None and (text := written or after):
+        return {"key": name, "from": _plain(now if own is None and name == row["path"] else own), "to": text}
+    return {"key": name, "from": _plain(now if own is None else own), "to": _plain(_scaled(new, now, own))}
+
+
+def _own(config: Mapping[str, Any], key: str) -> Any:
+    """What the framework's own key has; None where nothing says."""
+    raw = config.get("raw")
+    return raw.get(key, value_at(raw, key)) if isinstance(raw, Mapping) else None
+
+
+def _scaled(new: Any, now: Any, own: Any) -> Any:
+    """A value of RunConfig as the key counts it: a budget of one GPU is that of all ranks that share a sequence in RunConfig."""
+    if any(isinstance(one, bool) or not isinstance(one, (int, float)) for one in (new, now, own)) or not now:
+        return new
+    return max(1, new * own // now) if all(isinstance(one, int) for one in (new, now, own)) else new * own / now
 
 
 def costs(change: str, language: str) -> str:

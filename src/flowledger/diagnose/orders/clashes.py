@@ -6,6 +6,8 @@ from fractions import Fraction
 from typing import NamedTuple
 
 from flowledger.diagnose.orders.ratios import cut_of
+from flowledger.flow.dims import parse_shape
+from flowledger.flow.tensors import tensors
 
 _LIST = r"[\[(]([\d, ]+?),?[\])]"
 # (what kind of clash, its words). Two groups are sizes; of lists they are shapes. Texts of torch 2.x and of verl's DataProto.
@@ -34,6 +36,11 @@ class Clash(NamedTuple):
     text: str
 
 
+# How a reader of logs ends the sentence of a crash: by where it was, and who said it.
+_WHERE = re.compile(r" \(in [a-z_/]+\)(?: of \S.*)?$")
+_LOSS = re.compile(r"\bin \w*loss\w*$|\(in [a-z_]+/loss\)", re.MULTILINE)  # the frame of a function that makes a loss
+
+
 def clashes(text: str) -> Iterator[Clash]:
     """Each one that a text names, once, in the order of the text's lines."""
     seen = set()
@@ -41,8 +48,17 @@ def clashes(text: str) -> Iterator[Clash]:
         for kind, pattern in WORDS:
             if (found := pattern.search(line)) and (pair := (_sizes(found[1]), _sizes(found[2]))) not in seen:
                 seen.add(pair)
-                yield Clash(kind, *pair, line.strip())
+                yield Clash(kind, *pair, _WHERE.sub("", line.strip()))
                 break
+
+
+def dims_of_loss(text: str, stage: str | None) -> frozenset[str]:
+    """Symbols of the dimensions that tensors have where a loss is made; empty where a text does not say that it was made there."""
+    if not _LOSS.search(text):
+        return frozenset()
+    place = f"{stage or 'update_actor'}/loss"
+    there = (row for row in tensors().values() if place in row.written_by or place in row.readers)
+    return frozenset(symbol for row in there for form in row.forms for dim in form.dims for symbol in dim.symbols)
 
 
 def named(size: int, sizes: Mapping[str, int]) -> str:
@@ -79,3 +95,8 @@ def told(clash: Clash, sizes: Mapping[str, int], degrees: Mapping[str, int], gro
 
 def _sizes(text: str) -> tuple[int, ...]:
     return tuple(int(one) for one in re.findall(r"\d+", text))
+
+
+def within(sizes: Mapping[str, int], symbols: frozenset[str]) -> dict[str, int]:
+    """Of named sizes those of dimensions that are made of some symbols; all where none are given."""
+    return {text: size for text, size in sizes.items() if not symbols or parse_shape(f"[{text}]")[0].symbols <= symbols}

@@ -38,6 +38,9 @@ class Evidence:
     told_sizes: Mapping[str, int] = field(
         default_factory=dict
     )  # symbol -> size, as the user has told beside the sources
+    assumed: frozenset[str] = (
+        frozenset()
+    )  # symbols whose size is in no source: the reader of the configuration took one
     _asked: dict[str, Rows] = field(default_factory=dict, repr=False)
 
     def rows(self, sql: str, params: Sequence[Any] = ()) -> Rows:

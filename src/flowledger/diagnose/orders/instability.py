@@ -7,10 +7,16 @@ import re
 from collections.abc import Iterable, Mapping
 from math import isfinite
 
-from flowledger.diagnose.orders.answer import Answer, failed, passed, skipped
+from flowledger.diagnose.orders.answer import Answer, failed, passed, skipped, warned
 from flowledger.diagnose.orders.evidence import Evidence
+from flowledger.tables.metrics import metrics
 
-GAP = ("rollout_gap/mean", "rollout_gap/max", "rollout_correction/effective_sample_size")
+GAP = (
+    "rollout_gap/mean", "rollout_gap/max", "rollout_correction/effective_sample_size", "rollout_correction/kl", "rollout_gap/prob_mean",
+    "rollout_correction/k3_kl", "rollout_gap/pearson", "rollout_gap/ppl_ratio",
+)  # fmt: skip
+# What frameworks tell of the gap without the mean that an alarm judges: held against their healthy ranges.
+TOLD_OF_GAP = ("rollout_correction/kl", "rollout_correction/k3_kl", "rollout_gap/prob_mean")
 OBJECTIVE = (
     "policy_loss", "kl_loss", "ref_kl", "policy_kl", "clip_ratio", "ratio/max", "entropy", "advantage/mean", "advantage/std",
     "value_loss",
@@ -42,7 +48,23 @@ def data(evidence: Evidence) -> Answer:
 
 def gap(evidence: Evidence) -> Answer:
     """What rollout and trainer say of the same tokens."""
-    return _finite(evidence, GAP)
+    found = _finite(evidence, GAP)
+    return found if found.verdict != "pass" or evidence.series.get("rollout_gap/mean") else _apart(evidence) or found
+
+
+def _apart(evidence: Evidence) -> Answer | None:
+    """A metric of the gap that has left its healthy range, and has not come back; None where all are within."""
+    for name in TOLD_OF_GAP:
+        values, row = evidence.series.get(name) or {}, metrics()[name]
+        outside = [step for step in sorted(values) if row.is_healthy(values[step]) is False]
+        last = [step for step in outside if all(later in outside for later in values if later > step)]
+        if len(last) > 1 and row.healthy is not None:
+            low, high = row.healthy
+            return warned(
+                f"{name} is {values[max(values)]:.3g} and outside {low:g} to {high:g} since step {last[0]}: rollout and trainer disagree",
+                *evidence.figures(*GAP), step=last[0], confidence=0.6,
+            )  # fmt: skip
+    return None
 
 
 def objective(evidence: Evidence) -> Answer:

@@ -3,7 +3,7 @@
 import re
 
 from flowledger.diagnose.orders import allocation, changes
-from flowledger.diagnose.orders.answer import Answer, failed, passed, skipped, warned
+from flowledger.diagnose.orders.answer import KNOWN, Answer, failed, passed, skipped, sureness, warned
 from flowledger.diagnose.orders.budget import (
     cut_of,
     growing,
@@ -39,6 +39,8 @@ from flowledger.ledger.manifest import value_at
 
 NEAR = 0.95  # of the device: what allocators keep for themselves is not there for a larger batch
 OVER = 1.15  # recorded above planned, of one kind, before that kind is called the cause
+# Causes of reports that name the tensor of an allocation, by its size or by the frame that asked for it.
+NAMES_THE_TENSOR = ("logits_allocation", "logits_of_too_many_tokens", "logits_by_the_frame")
 SMALLER = "smaller micro-batches"  # stands for the changes of the stage that ran out: each pass has a knob of its own
 RECOMPUTES = "recompute_full"
 # Kind -> changes that make it smaller, the cheapest first (rows of tables/advice.toml).
@@ -170,7 +172,7 @@ def _named(evidence: Evidence, short: Said, table: list[str]) -> Answer:
     counts = token_counts(evidence)
     found = allocation.tensors_of(
         asked, evidence.sizes, counts, degrees=evidence.degrees, stage=end.stage if end else None,
-        most_tokens=4 * max(counts) if counts else None,
+        most_tokens=4 * max(counts) if counts else None, planned=_planned_shapes(evidence),
     )  # fmt: skip
     unused = short.unused.bytes if short.unused else 0
     if unused >= asked.bytes:
@@ -180,6 +182,10 @@ def _named(evidence: Evidence, short: Said, table: list[str]) -> Answer:
             *named, *table, fix=EXPANDABLE, confidence=0.75,
         )  # fmt: skip
     working = LOGITS_AT_WORK.search(evidence.words)
+    known = next((one for one in evidence.known if one.id in NAMES_THE_TENSOR), None)
+    if not found and known is not None:  # what the whole text says of it, which is told as the cause: one truth
+        return failed(known.message, *(known.evidence or ()), *table, fix=known.fix, next_step=known.next_step or "",
+                      confidence=min(sureness(known), KNOWN))  # fmt: skip
     if not found and working:
         rough = asked.bytes // (4 * USUAL_VOCABULARY)
         return failed(
@@ -197,13 +203,20 @@ def _named(evidence: Evidence, short: Said, table: list[str]) -> Answer:
         )  # fmt: skip
     best = found[0]
     sure = 0.85 if best.solved is None else 0.7 if working and best.tensor == "logits" else 0.5
-    told = f"{size(asked.bytes)} = {best.sentence()}"
+    told = f"{size(asked.bytes)} {'=' if best.exact else '≈'} {best.sentence()}"
+    told += "" if best.exact else f" = {size(best.bytes)}"
     if best.solved is not None:
         told += f" ({best.solved:,} tokens worked out of the size)"
     return failed(
         told, *(f"or {match.sentence()}" for match in found[1:3] if match.tensor != best.tensor), *table,
         fix=_smaller(evidence, best, short), confidence=sure, stage=end.stage if end else None,
     )  # fmt: skip
+
+
+def _planned_shapes(evidence: Evidence) -> set[tuple[str, tuple[int, ...]]]:
+    """Tensors with what one rank has of them by the plan, in the stage that ran out."""
+    stage, rows = short_stage(evidence), evidence.planned.shapes if evidence.planned else ()
+    return {(row.tensor_name, tuple(row.local_shape or ())) for row in rows if stage is None or row.stage == stage}
 
 
 def _smaller(evidence: Evidence, match: allocation.Match, short: Said) -> dict[str, str] | None:

@@ -1,5 +1,6 @@
 """Shape mismatch: the logical shape, then the local shard, then masks and reshapes, and at last operators and configuration."""
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,6 +21,7 @@ from flowledger.ledger.assemble import meshes_of
 from flowledger.ledger.manifest import value_at
 
 MOST = 8  # lines of evidence
+ASSUMED = 0.5  # the most that a size is worth that nobody has set
 AGREE = 3  # tensors that must have a size alike before another one's is called wrong
 DECIDED_BY_DATA = ("S_prompt", "S_resp", "S_prompt + S_resp")
 
@@ -189,14 +191,17 @@ def _lengths(rows: list[dict[str, Any]]) -> dict[tuple[int | None, str], int]:
 def _crash(evidence: Evidence, step: str) -> Answer | None:
     """What an exception says of two sizes, where that belongs to this step."""
     for clash in clashes.clashes(evidence.words):
+        end = evidence.end
+        stage = end.stage if end else None
         sizes = {**evidence.sizes, **(evidence.planned.sizes if evidence.planned else {})}
-        belongs, cause = clashes.told(clash, sizes, evidence.degrees, sizes.get("G", 1))
+        there = clashes.within(sizes, clashes.dims_of_loss(evidence.words, stage))
+        belongs, cause = clashes.told(clash, there, evidence.degrees, sizes.get("G", 1))
         if belongs == step:
-            end, change = evidence.end, _equal_parts(clash, sizes, evidence)
-            stage = end.stage if end else None
+            change = _equal_parts(clash, sizes, evidence)
+            assumed = any(re.search(rf"\b{symbol}\b", cause) for symbol in evidence.assumed)
             return failed(
-                f"{cause or clash.text}{f' (in {stage})' if stage else ''}", *([change.why] if change else []), clash.text,
-                *(end.evidence or () if end else ()), confidence=0.75 if cause else 0.4, stage=stage, rank=end.rank if end else None,
+                f"{cause or clash.text}{f' (in {stage})' if stage else ''}", *([change.why] if change else []), *([clash.text] if cause else []),
+                *(end.evidence or () if end else ()), confidence=(ASSUMED if assumed else 0.75) if cause else 0.4, stage=stage, rank=end.rank if end else None,
                 fix=change.fix if change else None,
             )  # fmt: skip
     return None

@@ -14,7 +14,7 @@ from flowledger.diagnose.orders import (
     shape_mismatch,
 )
 from flowledger.diagnose.orders.advice import advice
-from flowledger.diagnose.orders.answer import Answer, passed, skipped, sureness, told
+from flowledger.diagnose.orders.answer import KNOWN, Answer, passed, skipped, sureness, told
 from flowledger.diagnose.orders.evidence import ABOUT_RECORDING, ENDS, Evidence
 from flowledger.diagnose.orders.table import GOALS, Order, Step, by_goal, orders, step_of
 from flowledger.ledger.rows import FindingRow
@@ -30,7 +30,6 @@ OF_A_CRASH = ("oom", "shape_mismatch", "hang", "instability", "data_quality", "i
 BY_ID = {"out_of_memory": "oom", "hang": "hang", "rank_died": "hang"}
 SEVERITY = {"fail": "error", "warn": "warning"}
 LATER = 0.1  # that a cause is less likely for each step between the first that fails and its own
-KNOWN = 0.45  # how sure what an exception is known for can be, beside what this run shows
 MOST = 20  # lines of evidence
 RECORDED = re.compile(r"\brecord\.|\brows of\b")  # a need of rows, which another recording would have
 ELSEWHERE = re.compile(r"\bmesh\.|\bdata\.|\band a critic\b")  # and a run of another kind

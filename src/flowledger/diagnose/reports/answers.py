@@ -77,7 +77,7 @@ def answer(report: Report, planned: Sequence[FindingRow] = ()) -> list[FindingRo
     likeness = alike(report)
     by_cause = {cause.id: figure for cause, figure in likeness}
     places = {cause.id: place for place, (cause, _) in enumerate(likeness)}
-    found = (_doubted(match, names, places[match.cause.id]) for match in _matches(names, report.said()))
+    found = (_doubted(match, names, places[match.cause.id]) for match in _matches(names, report))
     matches = sorted(found, key=lambda match: -match.confidence - 0.2 * by_cause[match.cause.id])
     rows = [_row(match, names) for match in matches if not match.suspected and match.confidence >= DOUBTED]
     rows += decided(report, names)
@@ -110,7 +110,12 @@ def _likeliest(
             break
         holds = evaluate(cause.when, stated)
         open_numbers = holds is not True and any(name in names for name in names_in(cause.when) - _all_words())
-        if holds is False or open_numbers or not any(filled(says, names) for says in cause.says):
+        if (
+            holds is False
+            or open_numbers
+            or not cause.may_be_in(report.stage)
+            or not any(filled(says, names) for says in cause.says)
+        ):
             continue  # numbers that are there decide: where they do not, the sentence would state them all the same
         signs = (
             sum(bool(sign.search(said, 0, LONGEST)) for sign in cause.signs) / len(cause.signs) if cause.signs else 0.5
@@ -147,9 +152,10 @@ def _all_words() -> frozenset[str]:
     return frozenset(word for rows in words().values() for word in rows)
 
 
-def _matches(names: Mapping[str, Any], said: str) -> Iterator[Match]:
+def _matches(names: Mapping[str, Any], report: Report) -> Iterator[Match]:
+    said = report.said()
     for cause in causes():
-        if not all(sign.search(said, 0, LONGEST) for sign in cause.signs):
+        if not cause.may_be_in(report.stage) or not all(sign.search(said, 0, LONGEST) for sign in cause.signs):
             continue
         value = evaluate(cause.when, names)
         confidence = cause.confidence

@@ -4,6 +4,7 @@
 |---|---|
 | `id` | its name, which is the finding's |
 | `signs` | patterns that must all stand in the symptom, for words that only this row looks for |
+| `stages` | where it can happen at all; empty: anywhere. A report that names its stage is not told of others |
 | `when` | the condition under which it is told, beside its signs; unknown inputs make it unknown, never true |
 | `suspect` | what makes one think of it while inputs of `when` are missing |
 | `open` | true: what is known locates it, and does not decide it; it comes out as skipped, with `needs` |
@@ -37,6 +38,7 @@ class Cause:
     id: str
     kind: str
     signs: tuple[re.Pattern[str], ...]
+    stages: tuple[str, ...]
     when: str
     suspect: str
     undecided: bool
@@ -49,6 +51,10 @@ class Cause:
     needs: tuple[str, ...]
     guess: str
     alike: str
+
+    def may_be_in(self, stage: str) -> bool:
+        """Whether it can happen in a stage; empty: nobody has named one."""
+        return not stage or not self.stages or stage in self.stages
 
 
 @cache
@@ -92,7 +98,8 @@ def _rows(kind: str) -> list[dict[str, Any]]:
 
 def _cause(kind: str, row: Mapping[str, Any]) -> Cause:
     return Cause(
-        id=row["id"], kind=kind, signs=tuple(re.compile(one, FLAGS) for one in row.get("signs", ())), when=row.get("when", "True"), suspect=row.get("suspect", "False"), undecided=row.get("open", False),
+        id=row["id"], kind=kind, signs=tuple(re.compile(one, FLAGS) for one in row.get("signs", ())),
+        stages=tuple(row.get("stages", ())), when=row.get("when", "True"), suspect=row.get("suspect", "False"), undecided=row.get("open", False),
         confidence=row["confidence"], surer=tuple(row.get("surer", ())), says=tuple(row["says"]),
         evidence=tuple(row.get("evidence", ())), fix=row.get("fix", {}), next_step=row["next"],
         needs=tuple(row.get("needs", ())), guess=row.get("guess", ""), alike=row.get("alike", ""),

@@ -176,7 +176,9 @@ def _stage_of_calls(calls: Sequence[str]) -> str | None:
 
 @lru_cache(maxsize=4096)
 def stage_of_reading(head: str) -> str | None:
-    """The stage that a reading of memory belongs to, by what the log calls it."""
+    """The stage that a reading of memory belongs to, by what the log calls it; None where it is of the job's start."""
+    if re.search(_tables()["start"]["words"], head, re.IGNORECASE):
+        return None
     return next((row["stage"] for row in _tables()["reading"] if re.search(row["words"], head, re.IGNORECASE)), None)
 
 

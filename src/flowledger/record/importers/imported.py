@@ -19,6 +19,7 @@ from flowledger.record.importers.configs import bindings
 from flowledger.record.importers.formats import Format, format_of, named, names
 from flowledger.record.importers.notes import EXAMPLES, Notes
 from flowledger.record.importers.parts import MOST_ROWS, Parts, TooMany
+from flowledger.record.importers.running_peaks import with_readings
 from flowledger.record.importers.source import Source
 from flowledger.record.importers.world import heard_of, mesh, ranks
 
@@ -104,7 +105,7 @@ class Nothing(Exception):  # noqa: N818  (told as BadInput)
 def _read(one: Format, source: Source, notes: Notes, crashes: list[FindingRow]) -> Iterator[Row]:
     """The rows of a file, as far as it can be read. Crashes are kept back: another file may know that the run went on."""
     try:
-        for row in one.read(source, notes):
+        for row in with_readings(one.read(source, notes)):
             if type(row) is FindingRow and row.id == "crash":
                 crashes.append(row)
             else:
