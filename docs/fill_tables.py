@@ -3,6 +3,8 @@
 A page marks the place of a table with `<!-- table: NAME -->` and `<!-- end -->`; pages ending in `.zh-CN.md` get Chinese.
 `<!-- output: A | B -->` between a bash block of one flowledger command and the text block below it fills that block with
 what the command prints at 100 columns: the lines in which A or B (regular expressions) is found, and `…` for the rest.
+`<!-- measured: A | B -->` does so for what also holds times and measured bytes: the block is filled anew only where more
+than these differ. The commands are typed in the order of the page, in a directory of their own that has the examples.
 """
 
 import os
@@ -10,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from functools import cache
 from itertools import groupby
@@ -31,8 +34,13 @@ from flowledger.tables.models import Architecture, models
 ROOT = Path(__file__).parents[1]
 MARK = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 OUTPUT = re.compile(
-    r"(^```bash\nflowledger ([^\n]*)\n```\n<!-- output: ([^\n]*) -->\n```text\n).*?(^```$)", re.DOTALL | re.MULTILINE
+    r"(^```bash\nflowledger ([^\n]*)\n```\n<!-- (output|measured): ([^\n]*) -->\n```text\n)(.*?)(^```$)",
+    re.DOTALL | re.MULTILINE,
 )
+RULE = re.compile(r" *─[─ ]*")  # beneath headings
+CONTINUED = re.compile(r" {3}| \w+$")  # cells that go on, or the phase of a stage
+NUMBER = re.compile(r"(?<![\w.])-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?(?:%| ?(?:ms|s|MiB)\b|[KMGT]B?\b)?")
+COUNT = re.compile(r"\d{1,4}")  # a number that no machine and no hour changes
 GIB = 2**30
 
 
@@ -302,24 +310,29 @@ TABLES: dict[str, Callable[[bool], str]] = {
 
 
 @cache
-def printed(words: str) -> str:
-    """What `flowledger WORDS` prints in the root of the repository, 100 columns wide."""
+def printed(words: str, place: Path) -> tuple[str, str]:
+    """What `flowledger WORDS` prints there, 100 columns wide: its output, its messages."""
     environment = {**os.environ, "COLUMNS": "100", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
     command = [sys.executable, "-m", "flowledger.cli", *shlex.split(words)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, check=False)
     if done.returncode > 1:  # 1: a check fails
         raise SystemExit(f"flowledger {words}: exit code {done.returncode}\n{done.stderr}")
-    return done.stdout
+    return done.stdout, done.stderr
 
 
 def shortened(text: str, wanted: str) -> str:
-    """The lines in which one of the expressions is found, with the lines that continue them; `…` for what is left out."""
-    patterns = [re.compile(one.strip()) for one in wanted.split(" | ")]
+    """The lines in which one of the expressions is found, with the lines that continue them; `…` for what is left out.
+
+    `!A`: a line in which A is found continues none.
+    """
+    asked = [one.strip() for one in wanted.split(" | ")]
+    patterns = [re.compile(one) for one in asked if not one.startswith("!")]
+    apart = [re.compile(one[1:]) for one in asked if one.startswith("!")]
     kept: list[tuple[bool, str]] = []
     for line in map(str.rstrip, text.splitlines()):
-        continues = (
-            bool(kept) and kept[-1][0] and bool(kept[-1][1]) and line.startswith("   ") and "─" not in kept[-1][1]
-        )
+        above = kept[-1][1] if kept and kept[-1][0] else ""
+        continues = bool(above) and bool(RULE.fullmatch(line) or (CONTINUED.match(line) and not RULE.fullmatch(above)))
+        continues = continues and not any(one.search(line) for one in apart)
         kept.append((continues or any(one.search(line) for one in patterns), line))
     found: list[str] = []
     for shown, group in groupby(kept, key=lambda item: item[0]):
@@ -328,11 +341,25 @@ def shortened(text: str, wanted: str) -> str:
     return "".join(f"{line}\n" for line in found)
 
 
-def filled(page: Path) -> str:
-    """The page's text with every marked table and output as the product has it now."""
+def steady(text: str) -> str:
+    """The words of a text without what differs from run to run: measured numbers, and where cells are broken beside them."""
+    text = re.sub(r"tok/s \S+", "tok/s #", text)
+    text = NUMBER.sub(lambda found: found[0] if COUNT.fullmatch(found[0]) else "#", text)
+    return " ".join(sorted(re.sub("─+", "─", text).split()))
+
+
+def filled(page: Path, place: Path) -> str:
+    """The page's text with every marked table and output as the product has it now; its commands are typed in a place."""
     zh = page.name.endswith(".zh-CN.md")
+
+    def block(found: re.Match[str]) -> str:
+        head, words, sort, wanted, was, foot = found.groups()
+        output, messages = printed(words, place)
+        now = shortened(messages + output if sort == "measured" else output, wanted)
+        return f"{head}{was if sort == 'measured' and steady(was) == steady(now) else now}{foot}"
+
     text = MARK.sub(lambda found: f"{found[1]}{TABLES[found[2]](zh)}{found[3]}", page.read_text(encoding="utf-8"))
-    return OUTPUT.sub(lambda found: f"{found[1]}{shortened(printed(found[2]), found[3])}{found[4]}", text)
+    return OUTPUT.sub(block, text)
 
 
 def pages() -> list[Path]:
@@ -340,5 +367,7 @@ def pages() -> list[Path]:
 
 
 if __name__ == "__main__":
-    for page in pages():
-        page.write_text(filled(page), encoding="utf-8")
+    with tempfile.TemporaryDirectory(prefix="flowledger-pages-") as folder:
+        (Path(folder) / "examples").symlink_to(ROOT / "examples")
+        for page in pages():
+            page.write_text(filled(page, Path(folder)), encoding="utf-8")

@@ -26,6 +26,8 @@ DOCS = ROOT / "docs"
 READMES = (ROOT / "README.md", ROOT / "README.zh-CN.md")
 PAGES = (*READMES, *sorted(DOCS.glob("*.md")))
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+MARKED = re.compile(r"^```bash\nflowledger (\S+)[^\n]*\n```\n(<!-- \w+: [^\n]* -->\n)?```text\n", re.MULTILINE)
+UNMARKED = {"sql"}  # its rows stand in the order of their times
 NEEDS_WEIGHTS = "smollm2"  # 135M parameters: `make run` is the test of these
 EXIT = {"check": 1}  # the README checks settings that break a rule
 
@@ -46,16 +48,16 @@ def flowledger(page: Path, verb: str = "") -> list[list[str]]:
     return [words for words in found if not any(NEEDS_WEIGHTS in word for word in words)]
 
 
-def shown(page: Path) -> Iterator[tuple[list[str], str]]:
+def shown(page: Path) -> Iterator[tuple[str, str]]:
     """Each command with the output that stands below it, or an empty text."""
     for (language, content), (following, output) in pairwise([*blocks(page), ("", "")]):
         if language == "bash" and content.startswith("flowledger") and NEEDS_WEIGHTS not in content:
-            yield shlex.split(content)[1:], output if following == "text" else ""
+            yield content.strip().removeprefix("flowledger "), output if following == "text" else ""
 
 
 def headings(output: str) -> list[str]:
     """The words without digits of the first line, and of the line above each rule: column headings, not values."""
-    lines = output.splitlines()
+    lines = [line for line in output.splitlines() if line.strip() != "…"]
     above = [line for line, below in pairwise(lines) if below.strip().startswith("──")]
     return [word for line in [*lines[:1], *above] for word in line.split() if not re.search(r"[\d…]", word)]
 
@@ -98,17 +100,21 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@cache
+def printed(words: str, place: Path) -> tuple[str, str]:
+    """What the script that fills the pages starts a process for."""
+    done = typed(words, place, COLUMNS="100", NO_COLOR="1")
+    verb = words.split()[0]
+    assert done.returncode == EXIT.get(verb, done.returncode if verb == "diagnose" else 0), (
+        f"flowledger {words}: exit code {done.returncode}\n{done.stderr}"
+    )
+    return done.stdout, done.stderr
+
+
 @pytest.fixture(scope="module")
 def outputs(place: Path) -> list[tuple[list[str], str, str]]:
     """Every flowledger command of the README, run in order: words, what the README shows, what came out."""
-    results = []
-    for words, output in shown(READMES[0]):
-        done = typed(words, place, COLUMNS="160")
-        assert done.returncode == EXIT.get(words[0], 0), (
-            f"flowledger {' '.join(words)}: exit code {done.returncode}\n{done.stderr}"
-        )
-        results.append((words, output, done.stdout + done.stderr))
-    return results
+    return [(shlex.split(words), output, "".join(printed(words, place))) for words, output in shown(READMES[0])]
 
 
 def test_every_verb_of_the_readme_prints_the_headings_it_shows(outputs: list[tuple[list[str], str, str]]) -> None:
@@ -223,18 +229,42 @@ def test_every_setting_is_described(name: str) -> None:
     assert not [key for key in keys if not any(f"`{tail}`" in text for tail in tails(key))]
 
 
-def printed(words: str) -> str:
-    """What the script that fills the pages starts a process for."""
-    done = typed(words, ROOT, COLUMNS="100", NO_COLOR="1")
-    assert done.returncode <= 1, done.stderr  # 1: a check fails
-    return done.stdout
-
-
-def test_tables_and_outputs_in_pages_are_those_of_the_product(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_and_outputs_in_pages_are_those_of_the_product(
+    place: Path, outputs: list[tuple[list[str], str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill_tables = script("fill_tables.py")
-    monkeypatch.setattr(fill_tables, "printed", cache(printed))
-    stale = [page.name for page in fill_tables.pages() if fill_tables.filled(page) != page.read_text(encoding="utf-8")]
+    monkeypatch.setattr(fill_tables, "printed", printed)
+    stale = [
+        page.name for page in fill_tables.pages() if fill_tables.filled(page, place) != page.read_text(encoding="utf-8")
+    ]
+    assert outputs
     assert not stale, "run: python docs/fill_tables.py"
+
+
+@pytest.mark.parametrize("page", READMES, ids=lambda page: page.name)
+def test_every_output_of_a_readme_is_filled_from_the_product(page: Path) -> None:
+    found = MARKED.findall(page.read_text(encoding="utf-8"))
+    assert len(found) > 10
+    assert {verb for verb, mark in found if not mark} == UNMARKED
+
+
+def test_what_differs_from_run_to_run_makes_no_page_stale() -> None:
+    steady = script("fill_tables.py").steady
+    first = " step 1  reward 0.085  len 16  tok/s 308\n rows 10,827, 2.5 MiB, 0.08 s (13.88%)  [16, 4]  resid 146M 1.5e-03\n ───"
+    assert steady(first) == steady(
+        " step 1 reward 0.1 len 16  tok/s 1,238\n rows 9,999, 2.6 MiB,\n10.1 s (9%) [16, 4] resid 1.1G -1.7e-05\n ─────"
+    )
+    for other in ("[16, 5]", "[16]"):
+        assert steady(first) != steady(first.replace("[16, 4]", other))
+    assert steady("laws: 4 hold, 2 not checked") != steady("laws: 3 hold, 3 not checked")
+
+
+def test_an_output_is_shortened_to_the_lines_that_are_asked_for() -> None:
+    shortened = script("fill_tables.py").shortened
+    text = " stage  a\n ────────\n x      1\n        2\n        row\n y/     3\n forward\n z      4\n"
+    assert shortened(text, "^ stage | ^ x | !row | ^ y") == (
+        " stage  a\n ────────\n x      1\n        2\n …\n y/     3\n forward\n …\n"
+    )
 
 
 def test_pictures_are_those_of_the_flow() -> None:

@@ -11,7 +11,9 @@ from flowledger.flow.tensors import tensors
 from flowledger.ledger.directory import create
 from flowledger.ledger.manifest import Manifest
 from flowledger.ledger.reader import Ledger
-from flowledger.show.passport import HOPS, STRIP, draw, passport
+from flowledger.show import token_strip
+from flowledger.show.passport import HOPS, draw, passport
+from flowledger.show.token_strip import STRIP
 from tests.ledger.synthetic import STAGE_MS, synthetic_run
 
 
@@ -74,6 +76,57 @@ def test_the_strip_has_every_token_and_the_group_is_beside_it(ledger: Ledger) ->
     text = drawn(ledger, "5")
     assert "loss share" in text and "▸ 5" in text and "1.105" in text
     assert max(len(line) for line in text.splitlines()) <= 100
+
+
+def token(position: int, **known: float | str | bool) -> dict[str, object]:
+    masks = dict.fromkeys(("attention_mask", "response_mask", "loss_mask"), True)
+    return {**dict.fromkeys(name for name, _ in STRIP), "position": position, "token_id": 151_643, "text": "x", "clipped": False, **masks, **known}  # fmt: skip
+
+
+def strip(tokens: list[dict[str, object]], width: int) -> str:
+    screen = Console(width=width, record=True, file=io.StringIO(), highlight=False)
+    token_strip.draw(tokens, screen)
+    return screen.export_text()
+
+
+def test_a_column_that_says_nothing_is_named_beneath_the_strip() -> None:
+    grpo = {
+        "rollout_log_prob": -5.31,
+        "old_log_prob": -5.31,
+        "kl": 0.0,
+        "reward": 0.25,
+        "advantage": 1.5,
+        "return": 1.5,
+    }
+    text = strip([token(0, **grpo), token(1, **{**grpo, "rollout_log_prob": -5.62, "old_log_prob": -5.62})], 100)
+    assert "old = rollout; return = adv: to the digits shown. kl = 0 throughout." in text
+    assert "(in GRPO, without a critic, the advantage)" in text
+    head = next(line for line in text.splitlines() if line.startswith(" pos"))
+    assert head.split() == ["pos", "id", "text", "A", "R", "L", "rollout", "reward", "adv"]
+    ppo = strip([token(0, advantage=1.5, **{"return": 2.5}), token(1, advantage=0.5, **{"return": 2.5})], 100)
+    assert "adv  return" in ppo and "= adv" not in ppo
+
+
+@pytest.mark.parametrize("width", [100, 80, 60, 44])
+def test_no_number_of_a_strip_is_cut_however_narrow_the_terminal(width: int) -> None:
+    numbers = {name: -(at + 1.2345) for at, (name, _) in enumerate(STRIP)}
+    text = strip([token(at, **{name: value - at / 100 for name, value in numbers.items()}) for at in range(3)], width)
+    assert "…" not in text
+    assert max(len(line) for line in text.splitlines()) <= width
+    assert {"151643", "-1.234", "-13.23"} <= {*text.split()}
+    for heading in (heading for _, heading in STRIP):
+        assert heading in text
+    assert text.count(" pos ") == {100: 2, 80: 2, 60: 3, 44: 4}[width]
+
+
+@pytest.mark.parametrize("width", [100, 80])
+def test_no_name_of_a_hop_is_broken(ledger: Ledger, width: int) -> None:
+    screen = Console(width=width, record=True, file=io.StringIO(), highlight=False)
+    draw(passport(ledger, "5"), screen)
+    text = screen.export_text()
+    assert ("read → written" in text) == (width == 80)
+    for name in ("prompt_ids", "full_sequence"):
+        assert name in text
 
 
 def test_a_sample_outside_the_written_groups_says_whose_tokens_there_are(ledger: Ledger) -> None:

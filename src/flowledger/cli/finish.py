@@ -73,13 +73,16 @@ def _close_book(ledger: "Ledger", died: str) -> None:
 def _conclude(ledger: "Ledger", *, tables: bool) -> None:
     """What a run ends with: its tables where asked for, its report, its findings and its own cost."""
     from flowledger.cli import page
+    from flowledger.cli.outside import outside
     from flowledger.show import report, terminal
 
     screen = terminal.console()
     if tables:
         report.draw(ledger, screen)
+    marked = ""
     try:
         page.write(ledger, ledger.directory.path / "report.html")
+        marked = outside(ledger)  # of the numbers that the page was made of
     except BadInput as error:
         screen.print(f"no report: {error}", markup=False)
-    report.conclude(ledger, screen)
+    report.conclude(ledger, screen, marked)

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -92,6 +93,8 @@ def _watch(
     teller = _Teller(run, hook, json=json)
     try:
         _follow(watched, teller, every, stop_on, once=once)
+        if once and not json:
+            teller.glance()
     finally:
         teller.conclude(watched)
         if hook is not None:
@@ -176,6 +179,15 @@ class _Teller:
 
     def say(self, text: str) -> None:
         print(f"flowledger: {text}", file=sys.stderr, flush=True)
+
+    def glance(self) -> None:
+        """What is no alarm, and marked in the page of the run: metrics outside their healthy range."""
+        from flowledger.cli.outside import outside
+        from flowledger.ledger.reader import Ledger
+
+        with suppress(BadInput), Ledger(self.run) as ledger:  # removed meanwhile, or its numbers cannot be added up
+            if line := outside(ledger):
+                print(line, flush=True)
 
     def conclude(self, watched: "Watch") -> None:
         """What it came to, at the end."""

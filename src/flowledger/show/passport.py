@@ -11,8 +11,8 @@ from rich.text import Text
 
 from flowledger.flow.errors import BadInput
 from flowledger.ledger.reader import Ledger
+from flowledger.show import token_strip
 from flowledger.show.plain import as_json
-from flowledger.show.token_columns import legend
 from flowledger.show.words import (
     ABSENT,
     harmless,
@@ -20,7 +20,6 @@ from flowledger.show.words import (
     human_number,
     human_shape,
     human_trained,
-    visible,
     written,
 )
 
@@ -47,13 +46,7 @@ HOPS: dict[tuple[str, str | None], tuple[str, ...]] = {
 }
 # Stage -> what its forward pass makes as any does: there it is the old or the reference policy's, or used by nobody.
 BY_ANOTHER_NAME = {"old_log_prob": ("new_log_prob",), "ref_log_prob": ("new_log_prob", "entropy")}
-# Log-probs and what comes of them: (column of the token strip, heading).
-STRIP = (
-    ("rollout_log_prob", "rollout"), ("old_log_prob", "old"), ("ref_log_prob", "ref"), ("new_log_prob", "new"),
-    ("kl", "kl"), ("reward", "reward"), ("value", "value"), ("return", "return"), ("advantage", "adv"), ("weight", "weight"), ("ratio", "ratio"),
-    ("entropy", "entropy"), ("loss_share", "loss share"),
-)  # fmt: skip
-OTHERS = " Tokens of the response without R are the environment's: no log-prob, value or loss is made of them."
+APART = 96  # characters of a terminal from which on what is read and what is written have room beside each other
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,28 +206,28 @@ def draw(found: Passport, screen: Console) -> None:
     sample = found.sample
     head = f"  group {sample['group_id'] or ABSENT}  step {sample['step']}"
     screen.print(Text.assemble((f"sample {sample['sample_id']}", "bold"), harmless(head)))
-    screen.print(_hop_grid(found.hops))
+    screen.print(_hop_grid(found.hops, joined=screen.width < APART))
     if found.tokens:
-        screen.print(_strip(found.tokens))
-        headings = [heading for _, heading in _shown(found.tokens)]
-        screen.print(legend(headings) + (OTHERS if _has_others(found.tokens) else ""), style="dim")
+        token_strip.draw(found.tokens, screen)
     if len(found.group) > 1:
         screen.print(_group_grid(found))
     for note in found.notes:
         screen.print(note, style="yellow")
 
 
-def _hop_grid(hops: Rows) -> Grid:
+def _hop_grid(hops: Rows, *, joined: bool = False) -> Grid:
+    """The hops. `joined`: what is read and written in one column, where two would break the names."""
     grid = Grid(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    for heading in ("hop", "at", "took", "read", "written", "learnt"):
+    for heading in ("hop", "at", "took", *(("read → written",) if joined else ("read", "written")), "learnt"):
         right, short = heading in ("at", "took"), heading in ("hop", "at", "took")
         grid.add_column(heading, justify="right" if right else "left", no_wrap=short, overflow="fold")
     for hop in hops:
+        read, made = _touched(hop["tensors"], "read"), _touched(hop["tensors"], "write")
         grid.add_row(
             Text(f"  {hop['phase']}" if hop["phase"] else hop["stage"], style="cyan") if hop["phase"] is None
             else Text(f"{hop['stage'].removeprefix('update_')} {hop['phase']}", style="cyan"),
             written(hop["at_ms"], "milliseconds"), written(hop["latency_ms"], "milliseconds"),
-            _touched(hop["tensors"], "read"), _touched(hop["tensors"], "write"), _values(hop["values"]),
+            *([f"{read} → {made}".strip() if made else read] if joined else [read, made]), _values(hop["values"]),
         )  # fmt: skip
     return grid
 
@@ -262,41 +255,11 @@ def _values(values: dict[str, Any]) -> Text:
     return Text(harmless("\n".join(lines)))
 
 
-def _shown(tokens: Rows) -> list[tuple[str, str]]:
-    """(column, heading) of what is known of some of these tokens."""
-    return [(name, heading) for name, heading in STRIP if any(row[name] is not None for row in tokens)]
-
-
-def _strip(tokens: Rows) -> Grid:
-    grid = Grid(box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
-    shown = _shown(tokens)
-    for heading in ("pos", "id", "text", "A R L", *(heading for _, heading in shown)):
-        grid.add_column(
-            heading, justify="left" if heading in ("text", "A R L") else "right", no_wrap=True, overflow="ellipsis"
-        )
-    for row in tokens:
-        masks = " ".join("1" if row[name] else ABSENT for name in ("attention_mask", "response_mask", "loss_mask"))
-        cells = [
-            written(row[name], "number") + ("*" if name == "ratio" and row["clipped"] else "") for name, _ in shown
-        ]
-        text = visible(row["text"]) if row["text"] is not None else ABSENT
-        grid.add_row(str(row["position"]), written(row["token_id"], "text"), Text(text), masks, *cells,
-                     style="" if row["loss_mask"] else "dim")  # fmt: skip
-    return grid
-
-
-def _has_others(tokens: Rows) -> bool:
-    """Whether an environment wrote some of these tokens: a response has tokens that are not the policy's own."""
-    own = [bool(row["response_mask"]) for row in tokens if row["attention_mask"]]
-    return not all(own[own.index(True) :]) if any(own) else False
-
-
 def _group_grid(found: Passport) -> Grid:
     grid = Grid(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, header_style="bold")
     for heading in ("its group", "response", "finish", "reward", "advantage", "trained", "dropped"):
-        grid.add_column(
-            heading, justify="right" if heading in ("response", "reward", "advantage") else "left", no_wrap=True
-        )
+        right = heading in ("response", "reward", "advantage")
+        grid.add_column(heading, justify="right" if right else "left", overflow="fold")
     for row in found.group:
         own = row["sample_id"] == found.sample["sample_id"]
         trained = ABSENT if row["trained"] is None else human_trained(row["trained"])

@@ -66,10 +66,11 @@ def telling_sample(ledger: Ledger, within: tuple[int, int] | None = None) -> str
     return rows[0]["sample_id"] if rows else None
 
 
-def conclude(ledger: Ledger, screen: Console) -> None:
+def conclude(ledger: Ledger, screen: Console, marked: str = "") -> None:
     """The laws that do not hold and what was found in a line each, the recorder's own cost, and where to look next.
 
-    What could not be checked beside the laws is counted only: `diagnose` says of each what it lacks.
+    What could not be checked beside the laws is counted only: `diagnose` says of each what it lacks. `marked`: what is no
+    alarm, and marked in the report.
     """
     findings = ledger.rows(
         "SELECT id, \"order\", verdict, message, needs FROM findings WHERE source <> 'plan' ORDER BY position, id"
@@ -82,6 +83,8 @@ def conclude(ledger: Ledger, screen: Console) -> None:
     others = _counted([row["verdict"] for row in findings if row["order"] != "laws"], OTHERS)
     parts = [f"laws: {laws}" if laws else "", f"other findings: {others}" if others else ""]
     screen.print("; ".join([*filter(None, parts), f"run {ledger.directory.state}"]))
+    if marked:
+        screen.print(marked, markup=False)
     screen.print(own_cost(ledger))
     where = ledger.directory.path
     report = where / "report.html"

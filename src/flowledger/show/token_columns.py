@@ -19,10 +19,10 @@ MADE_BY_THE_LOSS: dict[str, tuple[str, str]] = {
 LEGEND: tuple[tuple[tuple[str, ...], str], ...] = (
     (("rollout", "old", "ref", "new"), "log-prob of this token"),
     (("value",), "the critic's estimate before it"),
-    (("return",), "what was obtained from it on"),
     (("reward",), "token_level_reward, less KL where that is in the reward"),
     (("kl",), "KL to the reference"),
     (("adv",), "its weight in the loss"),
+    (("return",), "the critic's target, what was obtained from it on (in GRPO, without a critic, the advantage)"),
     (("weight",), "what its loss is multiplied with, for the rollout's log-probs"),
     (("ratio",), "exp(new - old), * where the clip decided"),
     (("loss share",), "its part of the mini-batch's loss"),
