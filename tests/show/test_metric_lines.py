@@ -47,7 +47,7 @@ def test_the_line_has_first_last_extremes_trend_and_where_it_left_the_healthy_ra
     assert (first, last, low, high) == ("0.1", "0.5", "0.1", "0.5") and " ".join(left) == "at 200 (40x)"
     assert trend[0] == "▁" and trend[-1] == "█" and len(trend) >= 8  # the whole course, not its end
     assert lines["memory/allocated_peak"][:2] == ["3.0G", "3.0G"]
-    assert lines["kl"][-2:] == ["at", "7"] and "×" in lines["kl"][4] and lines["late"][-2:] == ["1", "step"]
+    assert lines["kl"][-2:] == ["at", "7"] and "×" in lines["kl"][4] and lines["late"][-3:] == ["(in", "1", "step)"]
     text = " ".join(" ".join(drawn(long_run(), 100)).split())
     assert "left their healthy range: clip_ratio, kl" in text and "240 steps; --step N" in text
 

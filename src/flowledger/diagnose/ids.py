@@ -108,7 +108,7 @@ def _rules() -> Told:
     def tell(one: Rule, lang: Language) -> Facts:
         return {
             "holds": one.title if lang == "en" else None, "message": _said(one.message, lang, one.zh),
-            "fires_at": FIRES_AT[one.fires_at][lang], "severity": "fail" if one.severity == "error" else "warn",
+            "fires_at": FIRES_AT[one.fires_at][lang].removeprefix("fires "), "severity": "fail" if one.severity == "error" else "warn",
             "framework": one.framework, "versions": None if one.versions == "all" else one.versions, "source": one.source,
         }  # fmt: skip
 

@@ -2,6 +2,7 @@
 step its numbers, with what they are held against.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -58,7 +59,8 @@ def _step(series: Mapping[str, Sequence[Row]], screen: Console) -> None:
 
 def _course(series: Mapping[str, Sequence[Row]], steps: int, screen: Console) -> None:
     wide, space = screen.width >= ROOM, 2 if screen.width >= ROOM else 1
-    lines = {name: _line(rows, steps, wide=wide) for name, rows in sorted(series.items())}
+    usual = Counter(map(len, series.values())).most_common(1)[0][0]  # a step that broke off has few metrics
+    lines = {name: _line(rows, usual, wide=wide) for name, rows in sorted(series.items())}
     more = ("steps", "recomputed") if wide else ()
     headings = ("metric", *more, "first", "last", "min", "max", "trend", "unhealthy")
     if screen.width < LEAST_ROOM:
@@ -79,11 +81,12 @@ def _course(series: Mapping[str, Sequence[Row]], steps: int, screen: Console) ->
     if out:
         named = f"{', '.join(out[:NAMED])}{f' and {len(out) - NAMED} more' if len(out) > NAMED else ''}"
         screen.print(Text(harmless(f"left their healthy range: {named}"), style="yellow"))
-    screen.print(f"{steps} steps; --step N shows the numbers of one, with unit and healthy range", style="dim")
+    broken = f", {steps - usual} more of which little is known" if steps > usual else ""
+    screen.print(f"{usual} steps{broken}; --step N shows the numbers of one, with unit and healthy range", style="dim")
 
 
-def _line(rows: Sequence[Row], steps: int, *, wide: bool) -> list[str]:
-    """The cells of a metric behind its name; that of the trend is filled in when its width is known."""
+def _line(rows: Sequence[Row], usual: int, *, wide: bool) -> list[str]:
+    """The cells of a metric behind its name; that of the trend is filled in when its width is known. `usual`: steps that most metrics have."""
     write = partial(_written if wide else _short, rows[0]["name"])
     values = [value for row in rows if (value := _number(row)) is not None]
     ends = [
@@ -94,7 +97,7 @@ def _line(rows: Sequence[Row], steps: int, *, wide: bool) -> list[str]:
     notes = [_left(rows)]
     if not wide:
         notes += [again] if again.startswith("≠") else []
-        notes += [f"{len(rows)} step{'s' * (len(rows) != 1)}"] if len(rows) != steps else []
+        notes += [f"(in {len(rows)} step{'s' * (len(rows) != 1)})"] if len(rows) != usual else []
     return [*([str(len(rows)), again] if wide else []), *ends, *extremes, "", "; ".join(filter(None, notes))]
 
 
