@@ -172,7 +172,7 @@ def test_export_to_prometheus(call: Call, sick: Path, tmp_path: Path) -> None:
     code, _, err = call("export", sick, "--to", "promethus")
     assert code == 2
     assert "prometheus-rules (" in err and "did you mean prometheus?" in err
-    code, _, err = call("export", sick, "--to", "prometheus", "-o", tmp_path / "no" / "where")
+    code, _, err = call("export", sick, "--to", "prometheus", "-o", tmp_path / "rules.yaml" / "where")
     assert code == 2 and "cannot write" in err
 
 

@@ -280,7 +280,10 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     with written(tmp_path / "trace.json.gz") as file:
         file.write(b"whole")
     assert gzip.decompress((tmp_path / "trace.json.gz").read_bytes()) == b"whole"
-    for wrong in (tmp_path, tmp_path / "no" / "where.json", place / "inside.json"):
+    with written(tmp_path / "not" / "yet" / "there.json") as file:  # folders that are missing are made
+        file.write(b"whole")
+    assert (tmp_path / "not" / "yet" / "there.json").read_bytes() == b"whole"
+    for wrong in (tmp_path, place / "inside.json"):
         with pytest.raises(BadInput, match="cannot write"), written(wrong):
             pass
 
