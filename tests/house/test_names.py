@@ -49,13 +49,20 @@ def test_importing_the_package_or_its_front_door_loads_nothing_heavy() -> None:
 
 
 def test_the_command_line_starts_within_half_a_second() -> None:
-    """Of processor time: what a user waits for on a machine that does nothing else."""
-    times = []
+    """Of processor time: what a user waits for on a machine that does nothing else. Where the standard library alone takes longer than
+    it should, the processor is a slow one at the moment, and everything may take as much longer."""
     for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "flowledger.cli", "--help"], capture_output=True, check=True)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-        if times[-1] < 0.5:
-            break  # once is enough: what else runs makes it slower and never faster
-    assert min(times) < 0.5
+        library, ours = _cost("-c", f"import {LIBRARY}"), _cost("-m", "flowledger.cli", "--help")
+        if ours < 0.5 * max(1.0, library / LIBRARY_S):
+            return  # once is enough: what else runs makes it slower and never faster
+    raise AssertionError(f"it takes {ours:.2f} s, and {LIBRARY} {library:.3f} s")
+
+
+LIBRARY, LIBRARY_S = "json, typing, inspect, dataclasses", 0.05
+
+
+def _cost(*words: str) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *words], capture_output=True, check=True)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
