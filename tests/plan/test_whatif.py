@@ -116,18 +116,17 @@ AWAKE = ("actor_rollout_ref.rollout.free_cache_engine=False", "actor_rollout_ref
 def test_where_the_update_does_not_fit_its_own_remedies_come_before_those_of_other_stages() -> None:
     short, fits = (planned("verl_qwen3_8b_fsdp.sh", *AWAKE, gpu=gpu) for gpu in ("a100-40g", "h100-80g"))
     assert (short.worst.stage, short.fits) == ("update_actor", False)
-    names = [one.id for one in advise(short)]
+    advice = advise(short)
+    names, saves = [one.id for one in advice], {one.id: one.saves for one in advice}
     at = names.index("engine_sleeps")
-    saves = {one.id: one.saves for one in advise(short)}
     assert names.index("halve_token_budget") < at and saves["halve_token_budget"] < saves["engine_sleeps"]
     assert set(names[at:]) <= {"engine_sleeps", "lower_engine_share"}
     for part in (names[:at], names[at:]):
         assert [saves[name] for name in part] == sorted((saves[name] for name in part), reverse=True)
-    taken = together(short, advise(short))  # whichever saves most, for together they have to fit
+    taken = together(short, advice)  # whichever saves most, for together they have to fit
     assert taken[0].saves == max(saves.values())
-    assert fits.fits and advise(fits)[0].saves == max(
-        one.saves for one in advise(fits)
-    )  # where it fits what saves most is first
+    others = advise(fits)
+    assert fits.fits and others[0].saves == max(one.saves for one in others)  # where it fits what saves most is first
 
 
 def test_advice_taken_saves_what_it_says() -> None:
