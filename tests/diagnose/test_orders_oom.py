@@ -144,6 +144,13 @@ def test_a_crash_names_stage_tensor_and_the_change_with_its_value() -> None:
     assert int(fix["to"]) >= 1024 + 8192  # the longest sample still has to fit
 
 
+def test_of_two_answers_that_are_as_sure_the_one_with_a_change_is_the_cause() -> None:
+    """25 GiB are 44,169 tokens of logits, of which nobody knows: surer than the stage by as much as a second answer is later."""
+    met = walk.diagnose(evidence(crash(f"torch.OutOfMemoryError: {NEW.replace('58.15', '25.00')}")))
+    assert first(met) == "oom.peak_stage" and "worked out of the size" in cause(met)
+    assert met.cause[1].fix is not None
+
+
 def test_where_the_device_is_far_too_small_for_logits_they_are_not_to_be_made_whole() -> None:
     text = NEW.replace("58.15", "18.55").replace("21.07 GiB is free", "1.07 GiB is free")
     met = walk.diagnose(evidence(crash(f"torch.OutOfMemoryError: {text}")))

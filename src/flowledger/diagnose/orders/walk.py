@@ -70,14 +70,16 @@ class Diagnosis:
 
     @property
     def cause(self) -> tuple[Step | None, Answer] | None:
-        """Of what fails in the order of the first failing step the surest, where what comes later is more often a consequence;
-        or what a report is answered with; or what such an exception is known for.
+        """Of what fails in the order of the first failing step the surest, where what comes later is more often a consequence, and of
+        two that are as sure the one that says what to change; or what a report is answered with; or what such an exception is known for.
         """
         found: list[tuple[Step | None, Answer]] = []
         if self.first is not None:
             step, answer = self.first
             alike = [pair for pair in self.steps if pair[0].order == step.order and pair[1].verdict == answer.verdict]
-            found.append(max(alike, key=lambda pair: _surely(pair[1]) - LATER * (pair[0].position - step.position)))
+            found.append(
+                max(alike, key=lambda pair: (_likely(pair[1], pair[0].position - step.position), bool(pair[1].fix)))
+            )
         found += [(None, told(one)) for one in self.reported if one.verdict in ("fail", "warn")]
         found += [(None, told(one).but(confidence=min(sureness(one), KNOWN))) for one in self.known[:1]]
         return max(found, key=lambda pair: _surely(pair[1]), default=None)
@@ -85,6 +87,11 @@ class Diagnosis:
 
 def _surely(answer: Answer) -> float:
     return answer.confidence or 0.0
+
+
+def _likely(answer: Answer, later: int) -> float:
+    """How sure it is, less what a place `later` steps behind the first takes from it."""
+    return round(_surely(answer) - LATER * later, 6)
 
 
 def diagnose(evidence: Evidence, *, reported: Sequence[FindingRow] = (), order: str | None = None) -> Diagnosis:
