@@ -11,15 +11,14 @@ NAMED = 5  # metrics of which the number stands in the line
 
 def outside(ledger: "Ledger") -> str:
     """`2 metrics outside their healthy range: a 1 (0 … 0.3), b 0 (from 0.65)`; empty where all are inside."""
-    from flowledger.diagnose.measures import series_of
+    from flowledger.cli.page import metrics
+    from flowledger.show.page.signals import is_outside
     from flowledger.show.words import human_number
-    from flowledger.tables.metrics import find
 
-    series, found = series_of(ledger), []
-    for name in series.names:
-        known, values = find(name), series.by_step(name)
-        if known and known.healthy and values and not known.is_healthy(last := values[max(values)]):
-            found.append(f"{name} {human_number(last)} ({spread(*known.healthy)})")
+    out = [metric for metric in metrics(ledger) if is_outside(metric)]
+    found = [
+        f"{one.name} {human_number(one.values[max(one.values)])} ({spread(*one.healthy)})" for one in out if one.healthy
+    ]
     if not found:
         return ""
     more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
@@ -27,10 +26,12 @@ def outside(ledger: "Ledger") -> str:
     return f"{what} healthy range: {', '.join(found[:NAMED])}{more}"
 
 
-def spread(low: float, high: float) -> str:
-    """A range in words: `0 … 0.3`, `from 0.65`, `up to 3`."""
+def spread(low: float | None, high: float | None) -> str:
+    """A range in words: `0 … 0.3`, `from 0.65`, `up to 3`. None and infinity bound nothing."""
     from flowledger.show.words import human_number
 
-    if math.isinf(low) or math.isinf(high):
-        return f"up to {human_number(high)}" if math.isinf(low) else f"from {human_number(low)}"
+    if low is None or math.isinf(low):
+        return f"up to {human_number(math.inf if high is None else high)}"
+    if high is None or math.isinf(high):
+        return f"from {human_number(low)}"
     return f"{human_number(low)} … {human_number(high)}"

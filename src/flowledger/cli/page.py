@@ -17,18 +17,9 @@ if TYPE_CHECKING:
 
 # Views that most questions of a page go through, each after those that it is made of: worked out once, two rows of them at a time.
 BENEATH = (
-    (
-        "spans_view",
-        "waits",
-        "waited_by_stage",
-        "own_seconds",
-        "stage_shares",
-        "step_seconds",
-        "step_begins",
-        "metrics_by_step",
-    ),
+    ("spans_view", "waits", "waited_by_stage", "own_seconds", "stage_shares", "step_seconds", "step_begins", "metrics_by_step"),
     ("samples_merged", "tokens_merged", "memory_readings", "peaks", "lifetimes", "shapes"),
-)
+)  # fmt: skip
 UPON = (("balance_at",), ("stages",))  # of both
 
 

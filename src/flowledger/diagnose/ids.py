@@ -19,6 +19,7 @@ from flowledger.diagnose.checks.asked import Question
 from flowledger.diagnose.orders.chinese import chinese
 from flowledger.diagnose.orders.table import Order, Step, orders
 from flowledger.diagnose.reports.table import causes
+from flowledger.flow.errors import folded
 from flowledger.tables.rules import FIRES_AT, FRAMEWORKS, Rule, table
 
 Language = Literal["en", "zh"]
@@ -42,7 +43,7 @@ def words() -> Iterator[str]:
 
 
 def _spelt(word: str) -> str:
-    return word.casefold().replace("-", "_").replace(" ", "_")
+    return folded(word).replace(" ", "_")
 
 
 Told = Mapping[str, Callable[[Language], Facts]]

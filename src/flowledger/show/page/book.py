@@ -1,6 +1,6 @@
 """What a page is made of: a run, a plan, or the two side by side, and what was said of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -64,11 +64,7 @@ class Book:
 
     def sources(self) -> set[str]:
         """plan, record, import: of which there are rows."""
-        known = self.ledger.worked_out
-        if self.ledger.changes or "page, sources" not in known:
-            known["page, sources"] = self._sources()
-        found: set[str] = known["page, sources"]
-        return found
+        return kept(self, "sources", self._sources)
 
     def _sources(self) -> set[str]:
         tables = ("spans", "tensors", "memory", "metrics", "samples")
@@ -91,3 +87,14 @@ class Book:
     def shown(self, sql: str, params: Params = ()) -> Rows:
         """What happened, where something did; else what was planned."""
         return self.seen(sql, params) or self.expected(sql, params)
+
+
+def kept(book: Book, what: str, read: Callable[[], T]) -> T:
+    """What `read` gives, read once for a ledger; anew each time where rows made elsewhere stand in for some of its views: they change."""
+    if book.ledger.changes:
+        return read()
+    held = book.ledger.worked_out
+    if (key := f"page, {what}") not in held:
+        held[key] = read()
+    found: T = held[key]
+    return found

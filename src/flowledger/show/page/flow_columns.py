@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from flowledger.flow.stages import PHASES, stages
-from flowledger.show.page.book import Book, Rows
-from flowledger.show.page.packed import kept
+from flowledger.show.page.book import Book, Rows, kept
 
 AFTER = "after the step"
 Place = tuple[str, str | None]  # stage, phase

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from flowledger.show.page.book import Book, Rows
+from flowledger.show.page.book import Book, Rows, kept
 from flowledger.show.page.flow_columns import steps
-from flowledger.show.page.packed import kept
 
 FATE = (
     "role", "tensor_name", "kind", "born_at", "readers", "last_read_at", "freed_at", "declared_freed_by", "lifetime", "holder",

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from flowledger.show.page.book import Book, Rows
+from flowledger.show.page.book import Book, Rows, kept
 from flowledger.show.page.choice import Choice
-from flowledger.show.page.packed import kept
 
 Row = Mapping[str, Any]
 

@@ -1,11 +1,7 @@
-"""Rows as a page holds many of them, every name once; and rows that several parts of a page ask for, read once."""
+"""Rows as a page holds many of them, every name once."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
-
-from flowledger.show.page.book import Book
-
-T = TypeVar("T")
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 
 def packed(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[str, list[Any]]:
@@ -18,14 +14,3 @@ def packed(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> dict[str,
 def unpacked(held: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
     """The rows again, one dict each."""
     return [dict(zip(held["names"], row, strict=True)) for row in held["rows"]]
-
-
-def kept(book: Book, what: str, read: Callable[[], T]) -> T:
-    """What `read` gives, read once for a ledger; anew each time where rows made elsewhere stand in for some of its views: they change."""
-    if book.ledger.changes:
-        return read()
-    held = book.ledger.worked_out
-    if (key := f"page, {what}") not in held:
-        held[key] = read()
-    found: T = held[key]
-    return found
