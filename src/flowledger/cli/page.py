@@ -30,7 +30,7 @@ def write_html(run: Path, out: Path, *, plan: Path | None, lang: str) -> int:
 
     spared(run, out)
     vega.begin()
-    with book_of(run, plan) as book:
+    with _uncollected(), book_of(run, plan) as book:
         return _write(book, out, lang)
 
 
@@ -101,6 +101,20 @@ def _ahead() -> None:
 
     for name in ("diagnose.measures", "cli.in_chinese", "show.page.document", "show.page.html"):
         import_module(f"flowledger.{name}")
+
+
+@contextmanager
+def _uncollected() -> "Iterator[None]":
+    """Rows come by the ten thousand and hold no cycles: to look for some took a twentieth of a page's time."""
+    import gc
+
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def settle(ledger: "Ledger") -> None:

@@ -53,10 +53,18 @@ class Ledger:
         self._connection.execute("SET enable_progress_bar = false")  # it would print into what is piped on
         self._load_processes()
         for row in ROWS:
-            self._load(row, fill=only is None or row.table in only)
+            self._create(row)
         flow_facts.load(self._connection, self.directory.manifest.bindings)
+        views = files("flowledger.ledger").joinpath("views.sql").read_text(encoding="utf-8")
+        with ThreadPoolExecutor(
+            1
+        ) as aside:  # a view is looked through when it is made, which takes as long as the rows
+            made = aside.submit(self._connection.cursor().execute, views)
+            for row in ROWS:
+                if only is None or row.table in only:
+                    self._fill(row)
+            made.result()
         assemble(self._connection, self.mesh)
-        self._connection.execute(files("flowledger.ledger").joinpath("views.sql").read_text(encoding="utf-8"))
         if not external_access:
             self._connection.execute("SET enable_external_access = false; SET lock_configuration = true")
 
@@ -107,7 +115,8 @@ class Ledger:
         self._connection.execute(f"DROP TABLE {row.table}; DROP TABLE processes")
         self.torn -= self._torn_of[row.table]
         self._load_processes()
-        self._load(row, fill=True)
+        self._create(row)
+        self._fill(row)
 
     def copy_table(self, table: str, target: Path) -> None:
         """Write one whole table as Parquet, with the number of torn lines beside it. Needs `external_access`."""
@@ -200,15 +209,15 @@ class Ledger:
         self._insert(told, rows)
         self._connection.execute(f"UPDATE {told} SET run = ?, source = 'record' WHERE run IS NULL", [self.run])
 
-    def _load(self, row: type[Row], *, fill: bool) -> None:
+    def _create(self, row: type[Row]) -> None:
+        listed = ", ".join(f'"{name}" {kind}' for name, kind in {**PART_COLUMNS, **columns(row)}.items())
+        self._connection.execute(f"CREATE TABLE {row.table} ({listed})")
+        self._torn_of[row.table] = 0
+
+    def _fill(self, row: type[Row]) -> None:
         """One table from all its files. Where it is compacted its parts say the same, and are left alone."""
         table, path = row.table, self.directory.path
         types = {**PART_COLUMNS, **columns(row)}
-        listed = ", ".join(f'"{name}" {kind}' for name, kind in types.items())
-        self._connection.execute(f"CREATE TABLE {table} ({listed})")
-        self._torn_of[table] = 0
-        if not fill:
-            return
         if (compacted := path / f"{table}.parquet").exists():
             self._load_parquet(table, compacted, types)
         else:

@@ -1,7 +1,6 @@
 """Metrics of ranks: what each had to do in each stage, how long it took, how long it waited, and how unequal that is."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from flowledger.diagnose.measures.measure import Measure, Rows, named
@@ -16,8 +15,8 @@ FROM balance_at(NULL) WHERE source <> 'plan' AND step IS NOT NULL AND {WHOLE}
 
 # Column of the balance -> metric of a stage, and how the whole job's number is made of the ranks'.
 LOADS = {
-    "samples": ("load/{}/samples", "mean"), "tokens": ("load/{}/tokens", "mean"),
-    "length_squares": ("load/{}/length_squares", "mean"), "longest": ("load/{}/longest", "max"),
+    "samples": ("load/{}/samples", "avg"), "tokens": ("load/{}/tokens", "avg"),
+    "length_squares": ("load/{}/length_squares", "avg"), "longest": ("load/{}/longest", "max"),
     "micro_batches": ("load/{}/micro_batches", "max"), "seconds": ("stage_time_s/{}", "max"),
 }  # fmt: skip
 TOGETHER = {"comm_seconds": ("comm_time_s/{}", "max"), "waited_seconds": ("wait_time_s/{}", "max")}
@@ -25,9 +24,21 @@ UNEQUAL = {
     "samples": "imbalance/{}/samples", "tokens": "imbalance/{}/tokens", "length_squares": "imbalance/{}/length_squares",
     "longest": "imbalance/{}/longest", "busy": "imbalance/{}/time",
 }  # fmt: skip
+# Largest divided by mean: 1 where all are equal. Null for one rank, and where nobody has anything.
+IMBALANCE = (
+    "CASE WHEN count({0}) FILTER ({1}) > 1 AND sum({0}) FILTER ({1}) > 0 "
+    "THEN max({0}) FILTER ({1})::DOUBLE * count({0}) FILTER ({1}) / sum({0}) FILTER ({1}) END"
+)
+RANK = "rank IS NOT NULL"
+# Of the ranks whose waits are known: their time, and what of it they waited.
+KNOWN = "(waited_seconds IS NOT NULL AND seconds <> 0)"
+BUBBLE = f"sum(waited_seconds) FILTER ({KNOWN}) / nullif(sum(seconds) FILTER ({KNOWN}), 0)"
 
 Row = Mapping[str, Any]
 Ways = Mapping[str, tuple[str, str]]
+OF_STAGES = """
+WITH here AS ({balance}) SELECT step, stage, {columns} FROM here GROUP BY GROUPING SETS ((step, stage), (step)) ORDER BY step, stage
+"""
 
 # Of the KV cache of the engines, the part that requests hold.
 KV_USED = f"""
@@ -49,50 +60,63 @@ GROUP BY step
 """
 
 
-def balance(ledger: Ledger) -> Rows:
-    """The balance, row by row; it is asked for once."""
-    if "balance" not in ledger.worked_out:
-        ledger.worked_out["balance"] = ledger.rows(BALANCE)
-    rows: Rows = ledger.worked_out["balance"]
-    return rows
-
-
-def places(ledger: Ledger) -> dict[tuple[int, str], list[Row]]:
-    """(step, stage) -> the rows of its processes; worked out once."""
-    if "places" not in ledger.worked_out:
-        placed: dict[tuple[int, str], list[Row]] = defaultdict(list)
-        for row in balance(ledger):
-            placed[row["step"], row["stage"]].append(row)
-        ledger.worked_out["places"] = placed
-    found: dict[tuple[int, str], list[Row]] = ledger.worked_out["places"]
-    return found
-
-
 def loads(ledger: Ledger) -> Rows:
-    """Load and times of every rank in every stage, and of the job."""
-    of_job = (_of_job(place, rows, LOADS) for place, rows in places(ledger).items())
-    return [*_of_ranks(balance(ledger), LOADS), *of_job]
+    """Load and times of the job in every stage."""
+    return _named(_of_stages(ledger), [name for name, _ in LOADS.values()])
+
+
+def loads_of_ranks(ledger: Ledger) -> Rows:
+    """The same of every rank."""
+    return _of_ranks(ledger, LOADS)
 
 
 def together(ledger: Ledger) -> Rows:
-    """What ranks have to do with each other: how unequal they are, how long they exchange and wait."""
-    rows = balance(ledger)
-    ways = (
-        TOGETHER if any(row["comm_seconds"] for row in rows) else {}
-    )  # else nobody looked at collectives, or there are none
-    unequal = [_unequal(place, rows) for place, rows in places(ledger).items()]
-    of_job = [_of_job(place, rows, ways) for place, rows in places(ledger).items()]
-    return [*(_of_ranks(rows, ways) if ways else ()), *of_job, *unequal, *bubbles(places(ledger))]
+    """What ranks have to do with each other: how unequal they are, how long they exchange and wait.
+
+    `bubble`: of all ranks' time in a stage, and in all stages, the part in which they waited in a collective for a later rank.
+    """
+    rows = _of_stages(ledger)
+    exchanged = [name for name, _ in TOGETHER.values()] if _exchange(rows) else []
+    whole: Rows = [{"step": row["step"], "bubble": row["bubble/{}"]} for row in rows if row["stage"] is None]
+    return [*_named(rows, [*exchanged, *UNEQUAL.values(), "bubble/{}"]), *whole]
 
 
-def bubbles(places: Mapping[tuple[int, str], list[Row]]) -> Rows:
-    """Of all ranks' time in a stage, and in all stages, the part in which they waited in a collective for a later rank."""
-    steps: dict[int, list[Row]] = defaultdict(list)
-    found: Rows = []
-    for (step, stage), rows in places.items():
-        steps[step] += rows
-        found.append({"step": step, f"bubble/{stage}": waiting_share(rows)})
-    return [*found, *({"step": step, "bubble": waiting_share(rows)} for step, rows in steps.items())]
+def together_of_ranks(ledger: Ledger) -> Rows:
+    """How long each rank exchanges and waits."""
+    return _of_ranks(ledger, TOGETHER) if _exchange(_of_stages(ledger)) else []
+
+
+def _exchange(rows: Iterable[Row]) -> bool:
+    """Without one second in a collective nobody looked at them, or there are none."""
+    return any(row["comm_time_s/{}"] for row in rows)
+
+
+def _of_stages(ledger: Ledger) -> Rows:
+    """Every formula over the ranks of a stage in a step, and of all its stages together (`stage` null); worked out once."""
+    if "of stages" not in ledger.worked_out:
+        ways = [(name, f"{way}({column})") for column, (name, way) in (LOADS | TOGETHER).items()]
+        unequal = [(name, IMBALANCE.format(column, RANK)) for column, name in UNEQUAL.items()]
+        columns = named([*ways, *unequal, ("bubble/{}", BUBBLE)])
+        ledger.worked_out["of stages"] = ledger.rows(OF_STAGES.format(balance=BALANCE, columns=columns))
+    rows: Rows = ledger.worked_out["of stages"]
+    return rows
+
+
+def _named(rows: Rows, patterns: Sequence[str]) -> Rows:
+    return [
+        {"step": row["step"], **{pattern.format(row["stage"]): row[pattern] for pattern in patterns}}
+        for row in rows
+        if row["stage"] is not None
+    ]
+
+
+def _of_ranks(ledger: Ledger, ways: Ways) -> Rows:
+    """The columns as metrics, of every row that is a rank's."""
+    rows = ledger.rows(f"WITH here AS ({BALANCE}) FROM here WHERE rank IS NOT NULL")
+    return [
+        {"step": row["step"], "rank": row["rank"], **{name.format(row["stage"]): row[column] for column, (name, _) in ways.items()}}
+        for row in rows
+    ]  # fmt: skip
 
 
 def waiting_share(rows: Iterable[Row]) -> float | None:
@@ -100,45 +124,6 @@ def waiting_share(rows: Iterable[Row]) -> float | None:
     known = [row for row in rows if row["waited_seconds"] is not None and row["seconds"]]
     spent = sum(row["seconds"] for row in known)
     return sum(row["waited_seconds"] for row in known) / spent if spent else None
-
-
-def _of_ranks(rows: Rows, ways: Ways) -> Rows:
-    """The columns as metrics, of every row that is a rank's."""
-    names = {
-        stage: [(name.format(stage), column) for column, (name, _) in ways.items()]
-        for stage in {row["stage"] for row in rows}
-    }
-    return [
-        {"step": row["step"], "rank": row["rank"], **{name: row[column] for name, column in names[row["stage"]]}}
-        for row in rows
-        if row["rank"] is not None
-    ]
-
-
-def _of_job(place: tuple[int, str], rows: Iterable[Row], ways: Ways) -> dict[str, Any]:
-    found: dict[str, Any] = {"step": place[0]}
-    for column, (name, way) in ways.items():
-        numbers = [row[column] for row in rows if row[column] is not None]
-        found[name.format(place[1])] = _joined(numbers, way) if numbers else None
-    return found
-
-
-def _joined(numbers: list[float], way: str) -> float:
-    return float(max(numbers)) if way == "max" else sum(numbers) / len(numbers)
-
-
-def _unequal(place: tuple[int, str], rows: Iterable[Row]) -> dict[str, Any]:
-    found: dict[str, Any] = {"step": place[0]}
-    for column, name in UNEQUAL.items():
-        numbers = [row[column] for row in rows if row[column] is not None and row["rank"] is not None]
-        found[name.format(place[1])] = imbalance(numbers)
-    return found
-
-
-def imbalance(numbers: list[float]) -> float | None:
-    """Largest divided by mean: 1 where all are equal. None for one rank, and where nobody has anything."""
-    total = sum(numbers)
-    return max(numbers) * len(numbers) / total if len(numbers) > 1 and total > 0 else None
 
 
 def kv_used(ledger: Ledger) -> Rows:
@@ -152,12 +137,12 @@ def _names(patterns: Iterable[str]) -> tuple[str, ...]:
 
 MEASURES = (
     Measure(
-        names=_names(name for name, _ in LOADS.values()), make=loads,
+        names=_names(name for name, _ in LOADS.values()), make=loads, of_ranks=loads_of_ranks,
         needs="spans of stages, and samples with lengths that a rank sampled or trained on: record.level = tensors",
     ),
     Measure(
         names=(*_names(UNEQUAL.values()), *_names(name for name, _ in TOGETHER.values()), "bubble/<stage>", "bubble"),
-        make=together, needs="several ranks, their stages, samples and collectives: record.level = tensors",
+        make=together, of_ranks=together_of_ranks, needs="several ranks, their stages, samples and collectives: record.level = tensors",
     ),
     Measure(names=("rollout/kv_used",), make=kv_used, needs="readings of the engine that samples: its KV cache"),
 )  # fmt: skip

@@ -14,12 +14,14 @@ Why = Callable[[Ledger], str]
 class Measure:
     """Some metrics that are made together.
 
-    `make` gives rows: `step`, where they are of one rank `rank`, and numbers by metric name; None where there is no number.
+    `make` gives rows of the whole job: `step`, and numbers by metric name; None where there is no number. `of_ranks` gives the same of
+    each `rank`: many more, of which most readers ask nothing.
     """
 
     names: tuple[str, ...]  # rows of the metrics table
     needs: str | Why  # what the ledger must hold, in words, where it gives none
     make: Callable[[Ledger], Rows]
+    of_ranks: Callable[[Ledger], Rows] | None = None
     of_tokens: str = ""  # the column of `tokens` that it is made of: of a few groups only, where no more are recorded
 
 

@@ -1,5 +1,7 @@
 """Metrics of memory and of tensors: peaks, what is reserved and not used, what is left, and whether shapes and masks fit."""
 
+from collections.abc import Callable
+
 from flowledger.diagnose.measures.measure import Measure, Rows, named
 from flowledger.diagnose.missing import WHOLE
 from flowledger.ledger.reader import Ledger
@@ -61,29 +63,27 @@ GROUP BY step
 """
 
 
-def memory(ledger: Ledger) -> Rows:
-    """Of each rank, and of the rank that is worst off."""
-    columns = named((*ALLOCATOR, *DEVICE, *WATCHED))
-    of_ranks = f"SELECT step, rank, {columns} FROM of_process WHERE rank IS NOT NULL GROUP BY step, rank"
-    of_job = f"SELECT step, NULL AS rank, {columns} FROM of_process GROUP BY step"
-    return ledger.rows(f"WITH of_process AS ({OF_PROCESS}) {of_ranks} UNION ALL {of_job}")
+def _of_job(rows: str, columns: str) -> Callable[[Ledger], Rows]:
+    """Of the process that is worst off in each step."""
+    return lambda ledger: ledger.rows(f"{rows} SELECT step, {columns} FROM of_process GROUP BY step")
 
 
-def held(ledger: Ledger) -> Rows:
-    """Bytes of named tensors, of each rank and of the one with the most."""
-    column = named((("tensor/bytes", "max(bytes)"),))
-    of_ranks = f"SELECT step, rank, {column} FROM of_process WHERE rank IS NOT NULL GROUP BY step, rank"
-    return ledger.rows(f"{BYTES} {of_ranks} UNION ALL SELECT step, NULL, {column} FROM of_process GROUP BY step")
+def _of_ranks(rows: str, columns: str) -> Callable[[Ledger], Rows]:
+    return lambda ledger: ledger.rows(
+        f"{rows} SELECT step, rank, {columns} FROM of_process WHERE rank IS NOT NULL GROUP BY step, rank"
+    )
 
 
+MEMORY = (f"WITH of_process AS ({OF_PROCESS})", named((*ALLOCATOR, *DEVICE, *WATCHED)))
+HELD = (BYTES, named((("tensor/bytes", "max(bytes)"),)))
 TENSORS = "rows of `tensors`: record.level = tensors"
 MEASURES = (
     Measure(
-        names=tuple(name for name, _ in (*ALLOCATOR, *DEVICE, *WATCHED)), make=memory,
+        names=tuple(name for name, _ in (*ALLOCATOR, *DEVICE, *WATCHED)), make=_of_job(*MEMORY), of_ranks=_of_ranks(*MEMORY),
         needs="readings of an allocator (of a GPU, for what is used of the device and what is left of its limit); for the residue "
         "a step that was watched operator by operator: record.ops_every",
     ),
-    Measure(names=("tensor/bytes",), make=held, needs=TENSORS),
+    Measure(names=("tensor/bytes",), make=_of_job(*HELD), of_ranks=_of_ranks(*HELD), needs=TENSORS),
     Measure(
         names=("tensor/shape_mismatches",), make=lambda ledger: ledger.rows(MISMATCHES),
         needs=f"{TENSORS}, of several ranks",

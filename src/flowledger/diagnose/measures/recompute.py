@@ -1,6 +1,6 @@
 """Every metric that the rows of a ledger give by themselves, made when it is asked for."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from flowledger.diagnose.measures import load, memory, policy, rollout_gap, samples, speed
 from flowledger.diagnose.measures.measure import Measure, Rows
@@ -35,23 +35,26 @@ class Recomputed:
         self._by_step: BySteps = {}
         self._by_rank: ByRanks = {}
         self._made: set[int] = set()
+        self._made_of_ranks: set[int] = set()
         self._whole: dict[str, set[int]] = {}
         self._gives: dict[str, list[int]] = {}  # metric -> numbers of the measures that make it
 
     def names(self) -> set[str]:
-        """All that have a number; makes everything."""
+        """All that have a number; makes everything, but for the ranks."""
         for number in range(len(self.measures)):
             self._make(number)
-        return self._by_step.keys() | self._by_rank.keys()
+        return set(self._by_step)
 
     def by_step(self, name: str) -> dict[int, float]:
         """The whole job's numbers."""
-        self._make_what_gives(name)
+        for number in self._giving(name):
+            self._make(number)
         return self._by_step.get(name, {})
 
     def by_rank(self, name: str) -> dict[int, dict[int, float]]:
         """step -> rank -> number."""
-        self._make_what_gives(name)
+        for number in self._giving(name):
+            self._make_of_ranks(number)
         return self._by_rank.get(name, {})
 
     def whole(self, name: str) -> set[int]:
@@ -70,29 +73,32 @@ class Recomputed:
             self._gives[name] = [] if row is None else [n for n, measure in made if row.name in measure.names]
         return self._gives[name]
 
-    def _make_what_gives(self, name: str) -> None:
-        for number in self._giving(name):
-            self._make(number)
-
     def _make(self, number: int) -> None:
         if number in self._made:
             return
         self._made.add(number)
-        try:
-            self._take(self.measures[number].make(self._ledger))
-        except BadInput:  # numbers that cannot be added up: what does not need them is there all the same
-            return
-
-    def _take(self, rows: Rows) -> None:
-        for row in rows:
-            step, rank = row["step"], row.get("rank")
+        for row in self._rows(self.measures[number].make):
+            step = row["step"]
             for name, value in row.items():
-                if name in ("step", "rank") or value is None:
-                    continue
-                if rank is None:
+                if name != "step" and value is not None:
                     self._by_step.setdefault(name, {})[step] = value
-                else:
+
+    def _make_of_ranks(self, number: int) -> None:
+        make = self.measures[number].of_ranks
+        if make is None or number in self._made_of_ranks:
+            return
+        self._made_of_ranks.add(number)
+        for row in self._rows(make):
+            step, rank = row["step"], row["rank"]
+            for name, value in row.items():
+                if name not in ("step", "rank") and value is not None:
                     self._by_rank.setdefault(name, {}).setdefault(step, {})[rank] = value
+
+    def _rows(self, make: Callable[[Ledger], Rows]) -> Rows:
+        try:
+            return make(self._ledger)
+        except BadInput:  # numbers that cannot be added up: what does not need them is there all the same
+            return []
 
     def _covered(self, column: str) -> set[int]:
         if column not in self._whole:

@@ -46,8 +46,8 @@ def chinese(text: str, own: Words | None = None) -> str:
         return RANGE.sub(r"（\3 步中 \1 到 \2） ", text).rstrip()
     if (listed := _listed(text)) is not None:
         return listed
-    for start, form, meant in forms:
-        if text.startswith(start) and (found := _pattern(form).fullmatch(text)) is not None:
+    for own_words, form, meant in forms:
+        if all(part in text for part in own_words) and (found := _pattern(form).fullmatch(text)) is not None:
             return meant.format(**{name: chinese(value) for name, value in found.groupdict().items()})
     return text
 
@@ -60,18 +60,18 @@ def _listed(text: str) -> str | None:
 
 
 @cache
-def _known() -> tuple[Mapping[str, str], Sequence[tuple[str, str, str]]]:
-    """(sentences without values; forms: how each begins, in English, in Chinese; those with most text of their own first)."""
+def _known() -> tuple[Mapping[str, str], Sequence[tuple[Sequence[str], str, str]]]:
+    """(sentences without values; forms: what stands between the values, in English, in Chinese; those with most text of their own first)."""
     text = files("flowledger.diagnose.orders").joinpath("chinese.toml").read_text(encoding="utf-8")
     rows = {key: value for part in tomllib.loads(text).values() for key, value in part.items()}
     forms = sorted((key for key in rows if "{" in key), key=lambda key: -len(re.sub(r"\{\w+\}", "", key)))
     return (
         {key: value for key, value in rows.items() if "{" not in key},
-        [(key.partition("{")[0], key, rows[key]) for key in forms],
+        [(re.split(r"\{\w+\}", key), key, rows[key]) for key in forms],
     )
 
 
 @cache
 def _pattern(form: str) -> re.Pattern[str]:
-    """Made when a sentence begins as the form does: of hundreds a run needs a few."""
+    """Made when a sentence has all the words of the form: of hundreds a run needs a few."""
     return re.compile(FIELD.sub(r"(?P<\1>.+?)", re.escape(form)), re.DOTALL)

@@ -24,7 +24,7 @@ COLUMNS = (
 SAMPLES = """
 WITH kept AS (SELECT source, sample_id, count(DISTINCT position) AS tokens FROM tokens WHERE source <> 'plan' GROUP BY source, sample_id),
 last AS (
-    SELECT s.*, coalesce(kept.tokens, 0) AS tokens, prompt_length + response_length AS length
+    SELECT s.source, s.sample_id, attempt, step, group_id, reward, advantage, finish_reason, dropped_reason, coalesce(kept.tokens, 0) AS tokens, prompt_length + response_length AS length
     FROM samples_merged s LEFT JOIN kept ON s.sample_id = kept.sample_id AND s.source = kept.source
     WHERE s.source <> 'plan' QUALIFY row_number() OVER (PARTITION BY s.sample_id ORDER BY attempt DESC) = 1)
 SELECT *, max(tokens > 0 AND advantage IS NOT NULL AND dropped_reason IS NULL) OVER same AS has_tokens,
