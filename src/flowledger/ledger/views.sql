@@ -417,7 +417,8 @@ ORDER BY step, name;
 
 -- --------------------------------------------------------------------------------------------------------- samples
 
-CREATE MACRO latest(value, t, n) AS last(value ORDER BY t, n) FILTER (value IS NOT NULL);
+-- What was said last, by time and then by number of row, as one number: an ordered aggregate takes half as long again.
+CREATE MACRO latest(value, t, n) AS arg_max(value, coalesce(t, 0)::HUGEINT * 1000000000000 + coalesce(n, 0));
 
 -- `trained_in`: the step that learnt of it first; a later one than `step` where a run samples ahead.
 CREATE VIEW samples_merged AS

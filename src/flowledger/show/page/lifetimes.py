@@ -20,6 +20,7 @@ WITH mine AS (SELECT * FROM spans WHERE step = $step AND source <> 'plan'),
 begun AS (SELECT process, min(start_ns) AS zero_ns FROM mine WHERE stage IS NULL AND name IN ('step', 'rl_step') GROUP BY process)
 SELECT source, stage, min(start_ns - zero_ns) / 1e6 AS begin_ms, max(end_ns - zero_ns) / 1e6 AS end_ms
 FROM mine JOIN begun USING (process) WHERE span_kind = 'stage' AND stage IS NOT NULL GROUP BY source, stage
+ORDER BY begin_ms, stage
 """
 
 
