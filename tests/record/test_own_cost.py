@@ -4,6 +4,7 @@ import torch
 
 from flowledger.flow.seams import Probe
 from flowledger.record import recorder
+from flowledger.record.attach import streamed
 from flowledger.record.recorder import Recorder
 from flowledger.record.watch import Watch
 from flowledger.record.weight_stream import Passed
@@ -42,7 +43,7 @@ def test_weights_that_pass_are_looked_at_on_the_recorders_account(monkeypatch):
     monkeypatch.setattr(recorder, "spent", lambda: cpu[0])
     monkeypatch.setattr(Passed, "take", lambda self, weight: cpu.__setitem__(0, cpu[0] + WORK_NS))
     own = Recorder(type("Sink", (), {"put": staticmethod(lambda row: None)})(), level="tensors")
-    stream, _ = own.streamed((iter([("a", torch.ones(1)), ("b", torch.ones(1))]), None))
+    stream, _ = streamed(own, (iter([("a", torch.ones(1)), ("b", torch.ones(1))]), None))
     assert len(list(stream)) == 2
     assert own.own_ns == 2 * WORK_NS
 

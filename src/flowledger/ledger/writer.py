@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ from flowledger.ledger import failures
 from flowledger.ledger.rows import MetricRow, Row
 
 FLUSH_S = 0.85
+FLUSH_S_AT_STEPS = 1.9  # where rows are few, what costs is to wake
 ROTATE_BYTES = 64 << 20
 CHUNK_ROWS = 512  # encoded in one call: the interpreter lock is held for half a millisecond at most
 
@@ -50,7 +52,7 @@ class Writer:
     ):
         self.failure: OSError | None = None
         self._part = part
-        self._queue: deque[Row] = deque()
+        self._queue: deque[Row | Callable[[], Row]] = deque()
         self._room = capacity  # 0 once nothing more is taken
         self._dropped = 0
         self._flush_s = flush_s
@@ -75,6 +77,13 @@ class Writer:
         """
         if len(self._queue) < self._room:
             self._queue.append(row)
+        else:
+            self._dropped += 1
+
+    def late(self, make: Callable[[], Row]) -> None:
+        """Take a row that the writing thread is to make, many of them in one go: by then what it is made of must not change any more."""
+        if len(self._queue) < self._room:
+            self._queue.append(make)
         else:
             self._dropped += 1
 
@@ -120,13 +129,23 @@ class Writer:
         """The next rows by table, numbered in the order in which they were put."""
         chunk: dict[str, list[Row]] = {}
         for _ in range(min(CHUNK_ROWS, len(self._queue))):
-            row = self._queue.popleft()
+            row = self._made(self._queue.popleft())
+            if row is None:
+                continue
             row.seq = self._seq
             self._seq += 1
             if type(row) is MetricRow and isinstance(row.value, float) and not math.isfinite(row.value):
                 row.special, row.value = _special(row.value), None
             chunk.setdefault(row.table, []).append(row)
         return chunk
+
+    def _made(self, put: Row | Callable[[], Row]) -> Row | None:
+        if isinstance(put, Row):
+            return put
+        with suppress(Exception):  # whatever it is made of, what others have put is written
+            return put()
+        self._dropped += 1
+        return None
 
     def _write(self, chunk: dict[str, list[Row]]) -> None:
         for table, rows in chunk.items():

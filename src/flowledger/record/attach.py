@@ -7,16 +7,19 @@ that somebody goes through, the span lasts until it is done.
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 from flowledger.flow.seams import Function, Probe, locate, replaced
 from flowledger.record.position import Frame
-from flowledger.record.recorder import Recorder
+from flowledger.record.recorder import Recorder, clock
 from flowledger.record.upkeep import missed
 from flowledger.record.watch import Watch
+from flowledger.record.weight_stream import counted
 
 Source = Callable[[], Recorder | None]  # the recorder of this process; None: this call is not recorded
 
@@ -24,12 +27,7 @@ Source = Callable[[], Recorder | None]  # the recorder of this process; None: th
 @contextmanager
 def attach(probes: Sequence[Probe], recorder: Recorder) -> Iterator[Recorder]:
     """Record while the context is open. A target that is not there becomes a finding, never an exception."""
-    changes = [
-        (probe.target, maker(probe, lambda: recorder, recorder.level))
-        for probe in probes
-        if wants(recorder.level, probe)
-    ]
-    with replaced(changes) as gone:
+    with replaced(list(makers(probes, lambda: recorder, recorder.level))) as gone:
         for probe in probes:
             if probe.target in gone:
                 recorder.find(missed(probe))
@@ -46,6 +44,26 @@ def wants(level: str, probe: Probe) -> bool:
     return level != "steps" or numbers or probe.scope not in ("decode", "call") or probe.phase is not None
 
 
+def makers(probes: Iterable[Probe], source: Source, level: str) -> Iterator[tuple[str, Callable[[Function], Function]]]:
+    """(target, what makes of it the watched one) of the probes that a level wants.
+
+    Of one target that is called for many things, which a word among its arguments tells apart, one wrapper finds the probe.
+    """
+    for (target, path), several in groupby((probe for probe in probes if wants(level, probe)), _told_apart_by):
+        some = list(several)
+        if path and len(some) > 1:
+            yield target, partial(_by_word, some, source, level)
+        else:
+            yield from ((target, maker(probe, source, level)) for probe in some)
+
+
+def _told_apart_by(probe: Probe) -> tuple[str, str]:
+    """The target, and the path of the word where nothing but one says which calls are meant."""
+    (path, word), *more = [*probe.only_if.items(), ("", "")]
+    alone = word.startswith("=") and len(more) == 1 and not (probe.within or probe.not_within)
+    return probe.target, path if alone else ""
+
+
 def maker(probe: Probe, source: Source, level: str) -> Callable[[Function], Function]:
     """What makes of a function the watched one."""
     if probe.scope == "collective":
@@ -60,6 +78,23 @@ def maker(probe: Probe, source: Source, level: str) -> Callable[[Function], Func
         return _wrapped(original, probe, source, level)
 
     return make
+
+
+def _by_word(probes: Sequence[Probe], source: Source, level: str, original: Function) -> Function:
+    """The word is looked up, not compared with that of each probe in turn."""
+    (path,) = probes[0].only_if
+    reader = Watch(probes[0], original, level)
+    watched: dict[str, Function] = {}
+    for probe in probes:
+        words, *_ = probe.only_if.values()
+        watched.setdefault(words.removeprefix("="), _wrapped(original, replace(probe, only_if={}), source, level))
+
+    @functools.wraps(original)
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        word = reader.word(path, args, kwargs)
+        return (original if word is None else watched.get(word, original))(*args, **kwargs)
+
+    return chosen
 
 
 def _wrapped(original: Function, probe: Probe, source: Source, level: str) -> Function:
@@ -90,7 +125,7 @@ def _wrapped(original: Function, probe: Probe, source: Source, level: str) -> Fu
             recorder.fail(watch, frame, error)
             raise
         recorder.leave(watch, frame, args, kwargs, result)
-        return recorder.streamed(result) if probe.streams else result
+        return streamed(recorder, result) if probe.streams else result
 
     @functools.wraps(original)
     async def coroutine(*args: Any, **kwargs: Any) -> Any:
@@ -145,6 +180,16 @@ def _failing(recorder: Recorder, watch: Watch, frame: Frame) -> Iterator[None]:
     except BaseException as error:
         recorder.fail(watch, frame, error)
         raise
+
+
+def streamed(recorder: Recorder, result: Any) -> Any:
+    """A result whose first part is a stream of names and weights, the same but counted as it passes."""
+    frame = recorder.here()
+
+    def metric(name: str, value: float) -> None:
+        recorder.guard(recorder.metric, name, value, frame, clock())
+
+    return counted(result, recorder.guard_hook, metric, waits=recorder.level == "tokens")
 
 
 def _told(tell: Function, source: Source, original: Function) -> Function:

@@ -30,6 +30,7 @@ class Edges:
 
     def __init__(self, spans: Spans) -> None:
         self._spans = spans
+        self.left = 0  # how many stay open just now
 
     def begin(self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Open a span that stays open after the call, and before it its stage, where that is not open."""
@@ -43,6 +44,7 @@ class Edges:
             within.enter_context(around)
 
         def close(error: BaseException | None) -> None:
+            self.left -= 1
             within.close()
             if error is None:
                 self._spans.leave(watch, frame, (), {}, None)
@@ -50,6 +52,7 @@ class Edges:
                 self._spans.fail(watch, frame, error)
 
         frame.close = close
+        self.left += 1
 
     def end(self, scope: str) -> None:
         """Close what was left open of this scope, and what is within it."""

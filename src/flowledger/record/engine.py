@@ -1,7 +1,7 @@
 """What an inference engine did: which requests ran and waited, how full its cache was, what became of each request.
 
 A step of an engine may take a millisecond, so it is no row. What steps tell is added up and written at most every
-`WINDOW_NS`, and as soon as nothing is left to do: from then on an engine may be killed at any moment.
+`WINDOW_NS` (`WINDOW_NS_AT_STEPS` at that level), and as soon as nothing is left to do: from then on an engine may be killed at any moment.
 """
 
 import time
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 from flowledger.ledger.rows import Row, SpanRow
 from flowledger.record.position import Frame, inner
 
-WINDOW_NS = 250_000_000
+WINDOW_NS, WINDOW_NS_AT_STEPS = 250_000_000, 1_000_000_000
 STARTED = 100_000  # requests that may be under way; beyond it, when they were scheduled is forgotten
 clock = time.monotonic_ns
 
@@ -93,6 +93,7 @@ class Engine:
 
     def __init__(self, recorder: Recording) -> None:
         self.recorder = recorder
+        self._longest_ns = WINDOW_NS_AT_STEPS if recorder.level == "steps" else WINDOW_NS
         self._version: int | None = None
         self._started: dict[str, _Started] = {}
         self._window: _Window | None = None
@@ -115,7 +116,7 @@ class Engine:
     def stepped(self, step: Step) -> None:
         """The engine begins a step."""
         now = clock()
-        if self._window is not None and now - self._window.began_ns > WINDOW_NS:
+        if self._window is not None and now - self._window.began_ns > self._longest_ns:
             self.write()
         self._open(now).add(step)
 

@@ -17,7 +17,7 @@ from flowledger.flow.errors import BadInput
 from flowledger.ledger.assemble import meshes_of
 from flowledger.ledger.directory import MANIFEST, RunDirectory, create, open_run
 from flowledger.ledger.manifest import Manifest
-from flowledger.ledger.writer import Writer
+from flowledger.ledger.writer import FLUSH_S, FLUSH_S_AT_STEPS, Writer
 from flowledger.record.gpu.named import named
 from flowledger.record.leaving import bind, leave, stay
 from flowledger.record.place import Place
@@ -112,7 +112,7 @@ def enrol(
     part = book.part(role, rank if ranked else None, coordinates=coordinates, device=named(environ))
     if not made:
         stay(wanted.path)
-    ink = Writer(part)
+    ink = Writer(part, flush_s=FLUSH_S_AT_STEPS if wanted.level == "steps" else FLUSH_S)
     recorder = Recorder(
         ink, level=wanted.level, rank=rank if ranked else None, rank_count=size if ranked else None, role=role,
         bindings={**book.manifest.bindings, **wanted.bindings}, ops_every=wanted.ops_every, groups=wanted.groups, memory_history=wanted.memory_history,

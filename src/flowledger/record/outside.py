@@ -136,16 +136,15 @@ def _watch_collectives(recorder: "Recorder") -> None:
 
 def _wrap(probes: Sequence[Probe], source: "Source", level: str) -> list[Probe]:
     """Wrap functions for good; returns the probes whose target is not there."""
-    from flowledger.record.attach import maker, wants  # noqa: PLC0415  in a process that has something to watch
+    from flowledger.record.attach import makers, wants  # noqa: PLC0415  in a process that has something to watch
 
-    missed = []
-    for probe in probes:
-        if wants(level, probe):
-            try:
-                replace(probe.target, maker(probe, source, level))
-            except Missed:
-                missed.append(probe)
-    return missed
+    gone = set()
+    for target, make in makers(probes, source, level):
+        try:
+            replace(target, make)
+        except Missed:
+            gone.add(target)
+    return [probe for probe in probes if probe.target in gone and wants(level, probe)]
 
 
 def _end(enrolled: "Enrolled", pid: int) -> None:

@@ -30,6 +30,7 @@ class Frame:
     sessions: list[str] | None = None
     done_step: int | None = None  # the step that ends with this call
     over = False  # it has ended
+    plain = False  # nothing but its time is wanted
     aside = False  # one of many that go on in turns: nothing but what it calls itself lies within it
 
     def __init__(self, name: str, scope: str, parent: "Frame | None" = None) -> None:
@@ -92,6 +93,11 @@ class Here:
     @frame.setter
     def frame(self, frame: Frame | None) -> None:
         self._frame.set(frame)
+
+    def back(self, frame: Frame) -> None:
+        """The innermost call has ended."""
+        frame.over = True
+        self._frame.set(_called(frame.around()))
 
     def end(self, frame: Frame) -> None:
         """A call has ended: a generator maybe in another thread than it began in, or before what began after it."""

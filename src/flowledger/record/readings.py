@@ -11,7 +11,7 @@ from flowledger.record.position import Frame
 
 Put = Callable[[Row, Frame, int], None]
 _SAME_NS = 500_000  # younger than this, a reading is still the present
-_SHARE, _SHARE_AT_STEPS = 1 / 4000, 1 / 6000  # of the time, for readings (glibc walks its free lists: 10 µs to 2 ms)
+_SHARE, _SHARE_AT_STEPS = 1 / 4000, 1 / 12000  # of the time, for readings (glibc walks its free lists: 10 µs to 2 ms)
 _ADVANCE_NS, _MOST_NS = 1_000_000_000, 40_000_000_000  # the time that counts at the very begin, and at most
 
 
@@ -35,11 +35,11 @@ class Readings:
     def read(self, frame: Frame, instant: str, now: int) -> None:
         """A row of kind `total`, if a reading can be had."""
         edge = instant if frame is frame.stage_frame else None
-        if edge == "begin":
+        if edge == "begin" and self._device.met:
             self._device.begin(frame)
         if self._due(frame, instant, now):
             self._write(frame, instant, now)
-        if edge == "end":
+        if edge == "end" and self._device.met:
             self._device.end(frame)
             if (seen := self._device.outside()) is not None:
                 row = MemoryRow(instant="nvml", kind="residue", allocated=seen.outside, device_used=seen.used)
@@ -61,7 +61,7 @@ class Readings:
         stage = frame.stage_frame
         paid = self.free or frame.scope != "step" or self._affordable(frame, instant, now)
         seen = self._look(now) if paid else self._cheap(now)
-        counted = self._device.peak(stage)  # on a GPU
+        counted = self._device.peak(stage) if self._device.met else None
         allocated, reserved = counted if counted is not None else (None, None)
         highest = [value for value in (stage.peak, seen.allocated, allocated) if value is not None]
         stage.peak = max(highest) if highest else None
@@ -82,14 +82,14 @@ class Readings:
 
     def _cheap(self, now: int) -> Reading:
         """What can be had without the host's allocator: a GPU's, the reading that is still the present, or the process's memory."""
-        if (seen := self._device.reading()) is not None:
+        if self._device.met and (seen := self._device.reading()) is not None:
             return seen
         return self._last if now - self._when <= _SAME_NS else Reading(host_used=resident())
 
     def _look(self, now: int) -> Reading:
         """A reading; of the host the one before where a stage begins right after another has ended."""
         before = time.monotonic_ns()
-        seen = self._device.reading()
+        seen = self._device.reading() if self._device.met else None
         if seen is not None or now - self._when > _SAME_NS:
             self._last = seen or host_reading()
             self._when = time.monotonic_ns()

@@ -7,17 +7,16 @@ itself: the time spent in its wrappers, and the writer's figures.
 import sys
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, ExitStack, suppress
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, suppress
+from typing import Any
 
-from flowledger.ledger.rows import FindingRow, Row, SpanRow
+from flowledger.ledger.rows import FindingRow, SpanRow
 from flowledger.record.buffers import Buffers
 from flowledger.record.collectives import Collectives
 from flowledger.record.edges import Edges
 from flowledger.record.extract import Templates
 from flowledger.record.facts import Facts
 from flowledger.record.gpu.device import Device
-from flowledger.record.layers import module_in
 from flowledger.record.metrics import metric_rows
 from flowledger.record.models import Models
 from flowledger.record.numbering import Numbering
@@ -25,20 +24,14 @@ from flowledger.record.observe import Observer
 from flowledger.record.place import ALONE, Place
 from flowledger.record.position import Frame, Here, inner
 from flowledger.record.readings import Readings
+from flowledger.record.rows_out import RowsOut, Sink
 from flowledger.record.steps import ImpliedSteps, Numbers
 from flowledger.record.upkeep import Failures, cost, trouble
 from flowledger.record.waiting import Alarm
 from flowledger.record.watch import Named, Watch, pick
-from flowledger.record.weight_stream import counted
 
 clock = time.monotonic_ns
 spent = time.thread_time_ns  # CPU time: what is waited for while others run is not the recorder's
-
-
-class Sink(Protocol):
-    """Takes rows; the ledger's Writer is one."""
-
-    def put(self, row: Row, /) -> None: ...
 
 
 class Recorder:
@@ -69,8 +62,9 @@ class Recorder:
         foreign: bool = False,
         bound: Callable[[Mapping[str, int]], None] | None = None,
     ) -> None:
-        self._writer, self._put_row = writer, writer.put
-        self.level, self._rank, self._rank_count = level, rank, rank_count
+        self._writer, self._out = writer, RowsOut(writer, rank, rank_count)
+        self.put = self._out.put
+        self.level = level
         self._ops_every = ops_every if level != "steps" else 0
         self._here = Here()
         self._root = Frame("process", "process")
@@ -85,20 +79,15 @@ class Recorder:
         self._models = Models(self.guard_hook, None if level == "steps" else self._observer.layers)
         self._operators: Any = None  # SampledStep, while operators are watched
         self._spans = 0
-        self.own_ns = self._rows = 0
+        self.own_ns = 0
         self.hurry: Callable[[], None] | None = None  # called when a step has ended
         self._troubles: dict[str, int] = {}
         who = f"rank {rank}: " if (rank_count or 1) > 1 else ""
         self._failures = Failures(self.put, who)
         numbering = Numbering(rank or 0, rank_count or 1, level=level)
         self._facts = Facts(
-            self._observer,
-            metric=self.metric,
-            meet=self._models.meet,
-            bind=templates.bind,
-            numbering=numbering,
-            rank=rank or 0,
-        )
+            self._observer, metric=self.metric, meet=self._models.meet, bind=templates.bind, numbering=numbering, rank=rank or 0,
+        )  # fmt: skip
         self._device = Device(self.put, self.guard, self._observer, history=memory_history, who=who)
         self._readings = Readings(self.put, limit, level=level, device=self._device.memory, trains=rank is not None)
         self.buffer: Callable[[Any, object, Frame, int], None] = Buffers(self.put, self._observer, templates).see
@@ -110,10 +99,13 @@ class Recorder:
         self, watch: Watch, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Frame, AbstractContextManager[Any] | None]:
         """Open the span of a call; returns its frame, and what the call is to run in, if anything."""
+        if watch.plain and not self._device.on:
+            return self._pass(watch), None
         began, before = clock(), spent()
         here, probe = self._here, watch.probe
         if watch.scope in ("step", "stage"):
-            before = self._apart(before, self.edges.end, watch.scope)
+            if self.edges.left:
+                before = self._apart(before, self.edges.end, watch.scope)
             if probe.opens_step:
                 before = self._apart(before, self.guard, self._steps_implied.before, probe.stage)
         frame = inner(
@@ -123,15 +115,19 @@ class Recorder:
         here.frame, frame.aside = frame, watch.aside
         if not frame.aside:
             self.latest = frame
-        frame.id, frame.start_ns = self.new_span(), began
+        self._spans = frame.id = self._spans + 1
+        frame.start_ns = began
         if self._models.hooks is not None:
             frame.tokens_before = self._models.hooks.tokens
+        on_gpu = self._device.awake(watch.scope)
         around: AbstractContextManager[Any] | None = None
-        if watch.looks_in or self._operators is not None:
+        if self._operators is not None:
             self._hush(True)
             around = self.guard(self._entered, watch, frame, args, kwargs, began)
             self._hush(False)
-        if self._device.awake(watch.scope):
+        elif watch.looks_in:
+            around = self.guard(self._entered, watch, frame, args, kwargs, began)
+        if on_gpu:
             self._device.entered(watch, frame)
         self.own_ns += spent() - before
         if watch.whole:
@@ -140,10 +136,14 @@ class Recorder:
 
     def leave(self, watch: Watch, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
         """Close the span of a call that returned."""
+        if frame.plain and self._here.frame is frame:
+            self._passed(watch, frame)
+            return
         began, before = clock(), spent()
         if self._here.frame is not frame:
             before = self._apart(before, self.edges.end_within, frame)
-        self._hush(True)
+        if self._operators is not None:
+            self._hush(True)
         if watch.looks_out or frame.columns or (watch.scope == "stage" and self.level != "steps"):
             self.guard(self._left, watch, frame, args, kwargs, result, began)
         self._close(watch, frame, began, failed=False)
@@ -152,7 +152,36 @@ class Recorder:
         self.own_ns += spent() - before
         if watch.scope == "step" or watch.urgent or frame.done_step is not None:
             self._closed(watch, frame)
-        self._hush(False)
+        if self._operators is not None:
+            self._hush(False)
+
+    def _pass(self, watch: Watch) -> Frame:
+        """Open the span of a call of which nothing but its time is wanted. Between two of the job's own operations code is cold: every
+        line here costs ten times what it does in a loop."""
+        before = spent()
+        frame = inner(
+            self._here.frame or self.latest,
+            name=watch.name, scope=watch.scope, stage=watch.stage, phase=watch.phase, role=watch.role,
+        )  # fmt: skip
+        self._here.frame = self.latest = frame
+        self._spans = frame.id = self._spans + 1
+        frame.plain = True
+        if self._models.hooks is not None:
+            frame.tokens_before = self._models.hooks.tokens
+        frame.start_ns = clock()
+        self.own_ns += spent() - before
+        return frame
+
+    def _passed(self, watch: Watch, frame: Frame) -> None:
+        """Close it."""
+        now, before = clock(), spent()
+        self._span(watch, frame, "whole", now)
+        self._here.back(frame)
+        parent = frame.parent or self._root
+        parent.policy_version = frame.policy_version
+        if self.latest is frame:
+            self.latest = parent
+        self.own_ns += spent() - before
 
     def fail(self, watch: Watch, frame: Frame, error: BaseException) -> None:
         """Close the span of a call that raised; what a stage or a step did not finish becomes a finding."""
@@ -232,31 +261,12 @@ class Recorder:
         """The begin of every collective that has not ended, the oldest first: who waits, for whom, since when. From any thread."""
         return self.collectives.open_spans()
 
-    def put(self, row: Row, frame: Frame, now: int, write: bool = True) -> None:
-        """Say in a row when it was, on which rank and where in the step, and write it, unless it is only to be said."""
-        row.t_ns, row.rank, row.rank_count = now, self._rank, self._rank_count
-        row.step, row.role, row.stage, row.phase = frame.step, frame.role, frame.stage or row.stage, frame.phase
-        row.epoch, row.mini_batch, row.micro_batch = frame.epoch, frame.mini_batch, frame.micro_batch
-        row.policy_version = frame.policy_version
-        if write:
-            self._rows += 1
-            self._put_row(row)
-
     def metric(
         self, name: str, value: Any, frame: Frame, now: int, weight: float | None = None, raw: str | None = None
     ) -> None:
         """Write a number (or each number of a small tensor) under a canonical name; `raw`: what the job calls it."""
         for row in metric_rows(name, value, weight, raw):
             self.put(row, frame, now)
-
-    def streamed(self, result: Any) -> Any:
-        """A result whose first part is a stream of names and weights, the same but counted as it passes."""
-        frame = self.here()
-
-        def metric(name: str, value: float) -> None:
-            self.guard(self.metric, name, value, frame, clock())
-
-        return counted(result, self.guard_hook, metric, waits=self.level == "tokens")
 
     def find(self, row: FindingRow) -> None:
         """Write what was found out about the job, or about its recording."""
@@ -280,7 +290,7 @@ class Recorder:
         """What recording has cost so far: CPU seconds (with the writer's thread), rows, bytes, drops, ns per row."""
         watching = self._operators.mode.own_ns if self._operators is not None else 0
         stats = getattr(self._writer, "stats", None)
-        return cost(self.own_ns + watching, self._rows, stats() if stats is not None else None, self._troubles)
+        return cost(self.own_ns + watching, self._out.count, stats() if stats is not None else None, self._troubles)
 
     def close(self) -> None:
         """Take the hooks off and write what is still to be said; the writer stays open."""
@@ -293,7 +303,7 @@ class Recorder:
     def _entered(
         self, watch: Watch, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], now: int
     ) -> AbstractContextManager[Any] | None:
-        given = watch.arguments(args, kwargs)
+        given = watch.arguments(args, kwargs) if watch.reads or watch.read_facts else {}
         facts = dict(pick(watch.read_facts, given)) if watch.read_facts else {}
         if watch.scope == "step":
             self._begin_step(frame, facts.get("step"))
@@ -309,7 +319,7 @@ class Recorder:
             self._observer.see(watch, frame, watch.probe.argument_access, pick(watch.reads, given), now)
         if self._operators is None:
             return None
-        return self._around_step() if watch.scope == "step" else self._around_forward(watch, frame, facts.get("model"))
+        return self._operators.around(watch, frame, facts.get("model"), self._models.wanted)  # type: ignore[no-any-return]
 
     def _left(
         self, watch: Watch, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any, now: int
@@ -340,11 +350,13 @@ class Recorder:
             self._readings.known(self._observer.layers, frame, now)
 
     def _span(self, watch: Watch, frame: Frame, event: str, now: int | None = None) -> None:
-        row = watch.span(frame, event, now)
-        hooks = self._models.hooks
-        if now is not None and hooks is not None and hooks.tokens > frame.tokens_before:
-            row.tokens_computed = hooks.tokens - frame.tokens_before
-        self.put(row, frame, now if now is not None else frame.start_ns)
+        if now is None:
+            self.put(watch.span(frame, event, None), frame, frame.start_ns)
+            return
+        hooks, computed = self._models.hooks, None
+        if hooks is not None and hooks.tokens > frame.tokens_before:
+            computed = hooks.tokens - frame.tokens_before
+        self._out.ended(watch, frame, event, now, computed)
 
     # ---------------------------------------------------------------- steps
 
@@ -357,26 +369,15 @@ class Recorder:
             self._operators = SampledStep(self, self._observer, frame)
             self._readings.free = True
 
-    def _around_step(self) -> AbstractContextManager[Any]:
-        stack = ExitStack()
-        stack.enter_context(self._operators.watching())
-        stack.enter_context(self._models.wanted().saving(self._operators.saved))
-        return stack
-
-    def _around_forward(self, watch: Watch, frame: Frame, model: Any) -> AbstractContextManager[Any] | None:
-        """On the first micro-batch of a sampled step, see into the forward pass."""
-        if watch.probe.phase != "forward" or module_in(model) is None:
-            return None
-        if frame.epoch or frame.mini_batch or frame.micro_batch:
-            return None
-        return self._operators.forward(self._models.wanted(), module_in(model), frame)  # type: ignore[no-any-return]
-
     def guard_hook(self, work: Callable[..., Any], *args: Any) -> Any:
         """`guard` for what runs in the middle of the job's own work: timed, and not seen by the operators' watch."""
         before = spent()
-        hushed = self._hush(True)
-        result = self.guard(work, *args)
-        self._hush(hushed)
+        if self._operators is None:
+            result = self.guard(work, *args)
+        else:
+            hushed = self._hush(True)
+            result = self.guard(work, *args)
+            self._hush(hushed)
         self.own_ns += spent() - before
         return result
 

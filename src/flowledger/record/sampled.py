@@ -2,14 +2,14 @@
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from flowledger.ledger.rows import MemoryRow, Row, StorageRow
 from flowledger.record.hooks import ModelHooks
-from flowledger.record.layers import held
+from flowledger.record.layers import held, module_in
 from flowledger.record.observe import Observer
 from flowledger.record.operators import Event, Operators
 from flowledger.record.position import Frame
@@ -34,15 +34,26 @@ class SampledStep:
         observer.sign = self.mode.sign
         observer.lives.number_of = self._number_of
 
-    def watching(self) -> AbstractContextManager[None]:
-        return self.mode.watching()
+    def around(
+        self, watch: Watch, frame: Frame, model: Any, hooks: Callable[[], ModelHooks]
+    ) -> AbstractContextManager[Any] | None:
+        """What a call is to run in: the step, and the forward pass of its first micro-batch."""
+        if watch.scope == "step":
+            stack = ExitStack()
+            stack.enter_context(self.mode.watching())
+            stack.enter_context(hooks().saving(self._saved))
+            return stack
+        module = module_in(model) if watch.probe.phase == "forward" else None
+        if module is None or frame.epoch or frame.mini_batch or frame.micro_batch:
+            return None
+        return self._forward(hooks(), module, frame)
 
-    def saved(self, tensor: Tensor) -> None:
+    def _saved(self, tensor: Tensor) -> None:
         """A tensor is saved for backward."""
         self.mode.sign(tensor, "saved_for_backward")
 
     @contextmanager
-    def forward(self, hooks: ModelHooks, module: nn.Module, frame: Frame) -> Iterator[None]:
+    def _forward(self, hooks: ModelHooks, module: nn.Module, frame: Frame) -> Iterator[None]:
         """Rows of hidden states and activations for one forward pass."""
 
         along = bool(getattr(module, "sequence_parallel", False))  # Megatron's: what a model says of itself

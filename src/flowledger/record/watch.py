@@ -65,6 +65,9 @@ class Watch:
         self._function = function
         self.aside = self.scope == "call" and inspect.iscoroutinefunction(function)
         self._names: list[str] | None = None
+        self.stage, self.phase = probe.stage, probe.phase
+        looks = self.looks_in or self.looks_out or self.boundary or self.aside or self.urgent
+        self.plain = level == "steps" and not looks and self.scope not in ("step", "stage")
         self.shown = OnceAStage()  # of what a call that repeats (a decode step, a micro-batch) has to show
 
     def _prune(self) -> None:
@@ -102,9 +105,12 @@ class Watch:
 
     def says(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the arguments are the words that the probe asks for."""
-        given = self.arguments(args, kwargs)
-        found = ((_follow(given, path), word) for path, word in self.words)
-        return all(isinstance(value, (str, bool)) and str(value) == word for value, word in found)
+        return all(self.word(path, args, kwargs) == word for path, word in self.words)
+
+    def word(self, path: str | Path, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+        """The word that a path leads to in the arguments; None where there is none."""
+        value = _follow(self.arguments(args, kwargs), _path(path) if isinstance(path, str) else path)
+        return str(value) if isinstance(value, (str, bool)) else None
 
     def span(self, frame: Frame, event: str, now: int | None) -> SpanRow:
         """A row of the span of one call; `now` is its end, None at its begin."""

@@ -53,6 +53,11 @@ class DeviceMemory:
         """Whether this process works on a GPU, and may be asked for it now."""
         return self._guard(self.in_use.here) is not None
 
+    @property
+    def met(self) -> bool:
+        """Whether it has worked on one when it was looked at last: before that there is nothing to ask."""
+        return bool(self.in_use.met)
+
     def peak(self, stage: Frame) -> Peak | None:
         """The peaks of an open step or stage so far, where they are counted."""
         since = self._since.get(stage.id)
