@@ -1,6 +1,6 @@
 """What recording from outside costs the real verl and TRL: the recorder's own CPU time, and steps with it and without.
 
-    python benchmarks/attach.py [--frameworks trl,verl] [--rounds 2] [--steps 6]
+    python benchmarks/attach.py [--frameworks trl,verl] [--rounds 2] [--steps 10]
 
 Launches alternate: unrecorded, level `steps`, level `tensors`, again from the start. The recorder's CPU time (all processes
 of the job, the writers' threads included) over the time of a step must stay under 0.2 % at `steps` and 1 % at `tensors`:
@@ -105,7 +105,7 @@ def _asked(arguments: Sequence[str] | None) -> Any:
     names: Any = lambda text: text.split(",")  # noqa: E731
     parser.add_argument("--frameworks", type=names, default=["trl", "verl"], help="names, with commas")
     parser.add_argument("--rounds", type=int, default=2, help="launches of each level")
-    parser.add_argument("--steps", type=int, default=6, help="steps of a launch, the first of which is not counted")
+    parser.add_argument("--steps", type=int, default=10, help="steps of a launch, the first of which is not counted")
     return parser.parse_args(arguments)
 
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -32,6 +33,25 @@ def test_rows_come_out_numbered_in_the_order_in_which_they_were_put(tmp_path: Pa
     assert (stats.rows, stats.dropped, stats.by_table) == (1000, 0, {"metrics": 500, "storages": 500})
     assert stats.bytes == sum(file.stat().st_size for file in tmp_path.iterdir())
     assert stats.cpu_ns > 0
+
+
+def test_rows_that_are_made_late_keep_their_place_and_one_that_cannot_be_made_is_counted(tmp_path: Path) -> None:
+    writer, made = Writer(tmp_path, flush_s=60), []
+
+    def row(number: int) -> StorageRow:
+        made.append(threading.current_thread().name)
+        return StorageRow(storage=1 // number + number, event="born")
+
+    writer.put(StorageRow(storage=0, event="born"))
+    for number in (2, 0, 3):
+        writer.late(lambda number=number: row(number))
+    assert made == []  # by who puts it
+    writer.put(StorageRow(storage=4, event="born"))
+    writer.close()
+    writer.late(lambda: row(5))
+    assert [(one["seq"], one["storage"]) for one in lines(tmp_path, "storages")] == [(0, 0), (1, 2), (2, 3), (3, 4)]
+    assert (writer.stats().rows, writer.stats().dropped) == (4, 2)
+    assert made == ["flowledger-writer"] * 3
 
 
 def test_a_row_is_on_disk_within_a_second_without_a_close(tmp_path: Path) -> None:

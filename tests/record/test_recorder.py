@@ -3,8 +3,12 @@
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
-from flowledger.record import readings
+import pytest
+
+from conftest import Job
+from flowledger.record import attach, readings, watch
 from flowledger.record.host_memory import Reading
 
 
@@ -16,6 +20,32 @@ def test_level_steps_writes_spans_metrics_and_memory_only(record, job):
     with record("steps", ops_every=1) as rows:
         job.run()
     assert {row.table for row in rows} == {"spans", "metrics", "memory"}
+
+
+@pytest.mark.parametrize("fail", [None, "micro_batch"])
+def test_a_call_that_is_only_timed_takes_a_short_way_to_the_same_span(record, monkeypatch, fail):
+    def spans(quick):
+        if not quick:
+            monkeypatch.setattr(attach, "Watch", Slow)
+        with record("steps") as rows:
+            for _ in range(2):
+                with suppress(ValueError):
+                    Job().run(2, fail=fail)
+        return [
+            (row.id, row.parent, row.name, row.event, row.step, row.stage, row.phase, row.mini_batch, row.micro_batch, row.policy_version,
+             row.tokens_computed, row.start_ns <= (row.end_ns or row.start_ns), row.rank, row.role)
+            for row in rows.of("spans")
+        ]  # fmt: skip
+
+    class Slow(watch.Watch):
+        def __init__(self, *given):
+            super().__init__(*given)
+            taken.append(self.plain)
+            self.plain = False
+
+    taken = []
+    assert spans(quick=True) == spans(quick=False)
+    assert any(taken)
 
 
 def test_level_tensors_adds_tensors_storages_and_samples_but_no_token(record, job):

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from itertools import groupby
 from typing import Any
 
@@ -51,17 +51,18 @@ def makers(probes: Iterable[Probe], source: Source, level: str) -> Iterator[tupl
     """
     for (target, path), several in groupby((probe for probe in probes if wants(level, probe)), _told_apart_by):
         some = list(several)
-        if path and len(some) > 1:
-            yield target, partial(_by_word, some, source, level)
+        words = {probe.only_if[path] for probe in some} if path else set()
+        if len(some) == len(words) > 1:
+            yield target, partial(_by_word, some, path, source, level)
         else:
             yield from ((target, maker(probe, source, level)) for probe in some)
 
 
 def _told_apart_by(probe: Probe) -> tuple[str, str]:
     """The target, and the path of the word where nothing but one says which calls are meant."""
-    (path, word), *more = [*probe.only_if.items(), ("", "")]
-    alone = word.startswith("=") and len(more) == 1 and not (probe.within or probe.not_within)
-    return probe.target, path if alone else ""
+    conditions = list(probe.only_if.items())
+    alone = len(conditions) == 1 and conditions[0][1].startswith("=") and not (probe.within or probe.not_within)
+    return probe.target, conditions[0][0] if alone else ""
 
 
 def maker(probe: Probe, source: Source, level: str) -> Callable[[Function], Function]:
@@ -80,14 +81,15 @@ def maker(probe: Probe, source: Source, level: str) -> Callable[[Function], Func
     return make
 
 
-def _by_word(probes: Sequence[Probe], source: Source, level: str, original: Function) -> Function:
+def _by_word(probes: Sequence[Probe], path: str, source: Source, level: str, original: Function) -> Function:
     """The word is looked up, not compared with that of each probe in turn."""
-    (path,) = probes[0].only_if
+    if inspect.iscoroutinefunction(original) or isinstance(original, (staticmethod, classmethod)):
+        return reduce(lambda wrapped, probe: maker(probe, source, level)(wrapped), probes, original)
     reader = Watch(probes[0], original, level)
-    watched: dict[str, Function] = {}
-    for probe in probes:
-        words, *_ = probe.only_if.values()
-        watched.setdefault(words.removeprefix("="), _wrapped(original, replace(probe, only_if={}), source, level))
+    watched = {
+        probe.only_if[path].removeprefix("="): _wrapped(original, replace(probe, only_if={}), source, level)
+        for probe in probes
+    }
 
     @functools.wraps(original)
     def chosen(*args: Any, **kwargs: Any) -> Any:

@@ -17,7 +17,7 @@ from flowledger.record.holders import holders
 from flowledger.record.position import Frame
 
 Put = Callable[[Row, Frame, int], None]
-_SHARE, _ADVANCE_NS = 1 / 4000, 20_000_000  # of the time for searching holders, and what may be spent at once
+_SHARE, _ADVANCE_NS = 1 / 4000, 5_000_000  # of the time for searching holders, and what may be spent at once
 _SHORT = ("batch", "temporary", "activation", "kv_cache")  # kinds whose overstaying is worth a row
 
 

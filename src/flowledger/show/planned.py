@@ -14,6 +14,7 @@ from flowledger.flow.kinds import KINDS
 from flowledger.show import terminal
 from flowledger.show.columns import Column, Table
 from flowledger.show.words import human_bytes
+from flowledger.tables.metrics import metric
 
 Document = Mapping[str, Any]
 Rows = list[dict[str, Any]]
@@ -317,8 +318,18 @@ def _fits(summary: Mapping[str, Any], screen: Console, *, asked: bool) -> None:
         return
     free = abs(summary["free"])
     if summary["fits"]:
+        share, (least, _) = (
+            free / summary["limit"],
+            metric("memory/headroom").healthy or (0.0, 1.0),
+        )  # a run's alarm begins there
+        how = "[green]fits[/green]" if share >= least else "[yellow]fits narrowly[/yellow]"
+        rest = (
+            ""
+            if share >= least
+            else f", {share:.1%}: a run would be warned below {least:.0%}, for fragmentation is not planned"
+        )
         screen.print(
-            f"[green]fits[/green]: {human_bytes(free)} of {human_bytes(summary['limit'])} stay free at the worst instant"
+            f"{how}: {human_bytes(free)} of {human_bytes(summary['limit'])} stay free at the worst instant{rest}"
         )
     elif summary["free"] >= 0:
         screen.print("[bold red]does not fit[/bold red]: the inference engine cannot start, see memory.engine above")
