@@ -139,7 +139,7 @@ def live(work: Path, chromium: Chromium, ranks: int, steps: int, increments: int
         for file in part.glob("*.jsonl"):
             file.read_bytes()
     only_read = time.perf_counter() - began
-    with server(bind(Address()), Asked(run=str(cluster.run.path), plan=None, lang="en")) as url:
+    with server(bind(Address()), Asked(run=str(cluster.run.path), plan=None, lang="en")) as (url, *_):
         process = psutil.Process().children()[-1]
         began = time.time()
         chromium.page.goto(url)
