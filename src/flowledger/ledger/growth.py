@@ -54,10 +54,11 @@ class Growth:
         """The folder of a part."""
         return self._folders[part].path
 
-    def pieces(self, most: int) -> Iterator[Piece]:
-        """What is new, about `most` bytes of it: of each file in proportion, so that all come on alike."""
+    def pieces(self, most: int, first: str = "") -> Iterator[Piece]:
+        """What is new, about `most` bytes of it: of each file in proportion, so that all come on alike. `first`: the table that comes first."""
         self.list_parts()
         grown = [(folder, *one) for folder in self._folders.values() for one in self._grown(folder)]
+        grown.sort(key=lambda one: one[2] != first)
         new = sum(size for *_, size in grown)
         self.left, cut = 0, set[tuple[str, str]]()
         for folder, file, table, size in grown:
@@ -130,7 +131,7 @@ def turn(name: str) -> tuple[str, int]:
 
 def _changed(folder: Path) -> float | None:
     try:
-        return folder.stat().st_mtime
+        return os.stat(folder).st_mtime  # noqa: PTH116  as above
     except OSError:
         return None
 

@@ -266,6 +266,19 @@ def test_of_several_ranks(four: Path, four_ledger: Ledger, tmp_path: Path, seed:
     assert tally.latest() == {"step": 10, "seconds": 5.0}
 
 
+def test_how_far_the_run_has_come_is_told_before_its_memory_is_added(four: Path, four_ledger: Ledger) -> None:
+    tally, seen = Tally(four), list[tuple[object, int]]()
+    tally.look(timed=lambda: seen.append((tally.latest(), len(tally.memory.changed))))
+    assert seen == [({"step": 10, "seconds": 5.0}, 0)]
+    tally.look(over=True)
+    assert "\n".join(differences(tally, four_ledger)) == ""
+    tally.look(timed=lambda: seen.append((None, 0)))  # nothing new
+    assert len(seen) == 1
+    behind = Tally(four)
+    behind.look(1, timed=lambda: seen.append((None, 1)))  # more is left than was read: nobody knows how far it has come
+    assert len(seen) == 1
+
+
 def test_of_equally_slow_ranks_the_lowest_is_named_however_their_parts_are_called(tmp_path: Path) -> None:
     """`actor-r10-…` stands before `actor-r2-…`: of the two, which took as long as each other and longer than all others, 2 is named."""
     ranks = [[sick.span(1, "reward", 0, 5 if rank in (2, 10) else 4, step=0)] for rank in range(11)]

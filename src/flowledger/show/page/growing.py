@@ -91,6 +91,7 @@ class Growing:
         self.version = 0  # grows with every reading
         self.beat = 0  # with every reading too, as soon as it is done
         self.pulse: dict[str, Any] = {}  # how far the run has come
+        self.heard: Callable[[], object] = bool  # called when it has come on, while the rest of its rows is being read
         self.identity = ""  # which run it is: another one may be begun at the same path
         self.is_gone = False  # its directory was removed, and the page shows what was read before
         self._make, self._said, self._fits = make, said, fits
@@ -123,10 +124,19 @@ class Growing:
             if self._tally is None or self._added != identity(directory):
                 self._tally, self._added = Tally(directory.path), identity(directory)
             tally = self._tally
-            if not tally.look(AT_ONCE if self.beat else AT_FIRST, over=directory.state != "open") and self.beat:
+
+            def comes_on() -> None:
+                self.pulse = {"latest": tally.latest(), "read": tally.read_share(), "looked": began}
+                self.beat += 1
+
+            def timed() -> None:
+                comes_on()
+                self.heard()
+
+            most, over = AT_ONCE if self.beat else AT_FIRST, directory.state != "open"
+            if not tally.look(most, over=over, timed=timed) and self.beat:
                 return False
-            self.pulse = {"latest": tally.latest(), "read": tally.read_share(), "looked": began}
-        self.beat += 1
+            comes_on()
         return True
 
     def turn(self) -> bool:

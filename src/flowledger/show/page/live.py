@@ -46,6 +46,8 @@ class Live:
 
     async def follow(self) -> None:
         """Read what is new again and again, and tell everyone at once how far the run has come."""
+        loop = asyncio.get_running_loop()
+        self.run.heard = lambda: asyncio.run_coroutine_threadsafe(self.tell(), loop)
         while not self.closing:
             if await self._tried(self.run.read):
                 await self.tell()

@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from flowledger.show.page.growing import FITS, Growing, Maker, Sayer
 from flowledger.show.page.live import EVERY_S, Live, app
 
 END_S = 1.5
+SWITCH_S = 5e-4  # what a browser is told does not wait for rows that are added up in another thread
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +74,7 @@ def serve(served: Served, door: Door, listening: socket.socket, wait: Callable[[
         wait()
         end()
 
+    sys.setswitchinterval(SWITCH_S)
     gc.set_threshold(
         100_000, 50, 50
     )  # a tally has a million objects without a cycle, and rows come by the ten thousand

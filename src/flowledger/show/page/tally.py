@@ -9,7 +9,7 @@ What a view works out of rows of several ranks together is not made here and is 
 shares where stages of one process overlap.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,17 @@ class Tally:
         self.processes: list[Process | None] = []
         self._numbers: dict[str, int] = {}
 
-    def look(self, most: int = 1 << 40, *, over: bool = False) -> bool:
-        """Add what is new, `most` bytes of it or a little more; whether there was anything. `over`: the run has ended."""
-        before = self.growth.read
-        for piece in self.growth.pieces(most):
+    def look(self, most: int = 1 << 40, *, over: bool = False, timed: Callable[[], None] | None = None) -> bool:
+        """Add what is new, `most` bytes of it or a little more; whether there was anything. `over`: the run has ended.
+
+        `timed`: called when all times are there, which is how far the run has come, before anything else is added.
+        """
+        before, told = self.growth.read, timed is None
+        for piece in self.growth.pieces(most, "spans"):
+            if not told and piece.table != "spans":
+                told = True
+                if self.growth.read > before + len(piece.lines) and not self.growth.left and timed is not None:
+                    timed()
             self._add(piece)
         over = over and not self.growth.left
         self.memory.settle(over=over)

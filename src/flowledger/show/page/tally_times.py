@@ -113,13 +113,15 @@ class Times:
                 if row.name in STEP_NAMES and row.span_kind != "comm":
                     self._walk(step, number, process, row, apart)
                 continue
-            of_stage = row.span_kind == "stage"
+            of_stage, stage = row.span_kind == "stage", step.places.get((row.role, row.stage))
+            if stage is None:
+                stage = step.places[row.role, row.stage] = _Stage(len(step.whole_ms))
             if of_stage:
-                _spend(step, process, row)
+                _spend(step, stage, process, row)
             if (counts or row.stage in self._rollout) and (
                 row.tokens_computed is not None or row.tokens_valid is not None or row.tokens_logical is not None
             ):
-                _count(_stage_of(step, row), process, row, own=of_stage)
+                _count(stage, process, row, own=of_stage)
 
     def _at(self, number: int) -> _Step | None:
         if number in self._done:
@@ -235,9 +237,8 @@ class Times:
         return len(closed) < len({who[:2] for who in self._who if who.role in self._walkers})
 
 
-def _spend(step: _Step, process: int, row: Span) -> None:
+def _spend(step: _Step, stage: _Stage, process: int, row: Span) -> None:
     """Add a span of a stage: its begin, its end, or all of it."""
-    stage = _stage_of(step, row)
     if row.event == "end":
         stage.open[process] -= 1
     else:
@@ -268,15 +269,6 @@ def _ms(row: Span) -> float | None:
     if row.latency_ms is not None:
         return row.latency_ms
     return None if row.end_ns is None else (row.end_ns - row.start_ns) / 1e6
-
-
-def _stage_of(step: _Step, row: Span) -> _Stage:
-    assert row.stage is not None
-    place = row.role, row.stage
-    found = step.places.get(place)
-    if found is None:
-        found = step.places[place] = _Stage(len(step.whole_ms))
-    return found
 
 
 def _widen(step: _Step) -> None:
