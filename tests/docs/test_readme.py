@@ -4,6 +4,7 @@ import importlib.util
 import re
 import shlex
 from collections.abc import Iterator
+from difflib import unified_diff
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -235,10 +236,14 @@ def test_tables_and_outputs_in_pages_are_those_of_the_product(
     fill_tables = script("fill_tables.py")
     monkeypatch.setattr(fill_tables, "printed", printed)
     stale = [
-        page.name for page in fill_tables.pages() if fill_tables.filled(page, place) != page.read_text(encoding="utf-8")
+        line
+        for page in fill_tables.pages()
+        for line in unified_diff(
+            page.read_text(encoding="utf-8").splitlines(), fill_tables.filled(page, place).splitlines(), page.name, n=0
+        )
     ]
     assert outputs
-    assert not stale, "run: python docs/fill_tables.py"
+    assert not stale, "\n".join(["run: python docs/fill_tables.py", *stale])
 
 
 @pytest.mark.parametrize("page", READMES, ids=lambda page: page.name)
